@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"iter"
+	"math/bits"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/xveth/xveth/bpf"
+)
+
+// The flags of a flow; see bpf/const.h.
+const (
+	flagNAT    = 1 << 0
+	flagRouted = 1 << 1
+	flagPeer   = 1 << 2
+	flagBounce = 1 << 3
+)
+
+// flowBatch is how many entries one system call reads.
+const flowBatch = 4096
+
+// Flow is a learned flow.
+type Flow struct {
+	// Proto is the IP protocol number: 6 or 17.
+	Proto uint8
+	// In is the index of the ingress interface.
+	In int
+	// Src and Dst as the packets come in.
+	Src, Dst netip.AddrPort
+	// Out is the index of the egress interface.
+	Out int
+	// NewSrc and NewDst as the packets leave.
+	NewSrc, NewDst netip.AddrPort
+	// DstMAC and SrcMAC of the frames that leave.
+	DstMAC, SrcMAC net.HardwareAddr
+	// NAT says that addresses or ports change.
+	NAT bool
+	// Routed says that the TTL falls by one.
+	Routed bool
+	// ToPod says that the flow leaves into a pod.
+	ToPod bool
+	// Bounce says that the flow leaves by the interface it came in on.
+	Bounce bool
+	// MaxLen is the longest IP packet in bytes that takes the fast path.
+	MaxLen int
+	// Age since the flow was learned.
+	Age time.Duration
+	// Left until the kernel has to confirm the flow; negative when it is overdue.
+	Left time.Duration
+	// Packets and Bytes that took the fast path; bytes are of IP packets.
+	Packets, Bytes uint64
+}
+
+// Live says whether packets of the flow take the fast path now.
+func (f *Flow) Live() bool { return f.Left >= 0 }
+
+// Flows walks over the learned flows of both families, expired ones included. Flows
+// that come and go meanwhile may be missed or seen twice.
+func (d *Datapath) Flows() iter.Seq2[Flow, error] {
+	return func(yield func(Flow, error) bool) {
+		now := coarseNow()
+		for k, v := range walk[bpf.DatapathXvKey4, bpf.DatapathXvFlow4](d.maps.XvFlows4, yield) {
+			if !yield(flow4(k, v, now), nil) {
+				return
+			}
+		}
+		for k, v := range walk[bpf.DatapathXvKey6, bpf.DatapathXvFlow6](d.maps.XvFlows6, yield) {
+			if !yield(flow6(k, v, now), nil) {
+				return
+			}
+		}
+	}
+}
+
+// walk reads a map in batches and hands what goes wrong to fail.
+func walk[K, V any](m *ebpf.Map, fail func(Flow, error) bool) iter.Seq2[*K, *V] {
+	return func(yield func(*K, *V) bool) {
+		var cursor ebpf.MapBatchCursor
+		keys, values := make([]K, flowBatch), make([]V, flowBatch)
+		for {
+			n, err := m.BatchLookup(&cursor, keys, values, nil)
+			for i := range n {
+				if !yield(&keys[i], &values[i]) {
+					return
+				}
+			}
+			if errors.Is(err, ebpf.ErrKeyNotExist) {
+				return
+			}
+			if err != nil {
+				fail(Flow{}, fmt.Errorf("read flows: %w", err))
+				return
+			}
+		}
+	}
+}
+
+// coarseNow reads the clock that deadlines are in.
+func coarseNow() uint64 {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &ts)
+	return uint64(ts.Nano())
+}
+
+func flow4(k *bpf.DatapathXvKey4, v *bpf.DatapathXvFlow4, now uint64) Flow {
+	f := flowOf(&v.F, now)
+	f.Proto, f.In = uint8(k.Proto), int(k.Ifindex)
+	f.Src, f.Dst = addrPort(k.Sport, k.Saddr), addrPort(k.Dport, k.Daddr)
+	f.NewSrc, f.NewDst = addrPort(v.F.Sport, v.Saddr), addrPort(v.F.Dport, v.Daddr)
+	return f
+}
+
+func flow6(k *bpf.DatapathXvKey6, v *bpf.DatapathXvFlow6, now uint64) Flow {
+	f := flowOf(&v.F, now)
+	f.Proto, f.In = uint8(k.Proto), int(k.Ifindex)
+	f.Src, f.Dst = addrPort(k.Sport, k.Saddr[:]...), addrPort(k.Dport, k.Daddr[:]...)
+	f.NewSrc, f.NewDst = addrPort(v.F.Sport, v.Saddr[:]...), addrPort(v.F.Dport, v.Daddr[:]...)
+	return f
+}
+
+// flowOf reads what both families have in common.
+func flowOf(v *bpf.DatapathXvFlow, now uint64) Flow {
+	return Flow{
+		Out:     int(v.Oif),
+		DstMAC:  net.HardwareAddr(bytes.Clone(v.DstMac[:])),
+		SrcMAC:  net.HardwareAddr(bytes.Clone(v.SrcMac[:])),
+		NAT:     v.Flags&flagNAT != 0,
+		Routed:  v.Flags&flagRouted != 0,
+		ToPod:   v.Flags&flagPeer != 0,
+		Bounce:  v.Flags&flagBounce != 0,
+		MaxLen:  int(v.MaxLen),
+		Age:     time.Duration(now - v.Born),
+		Left:    time.Duration(v.Deadline - now),
+		Packets: v.Packets,
+		Bytes:   v.Bytes,
+	}
+}
+
+// addrPort makes an address of words that are in network order in memory.
+func addrPort(port uint16, words ...uint32) netip.AddrPort {
+	raw := make([]byte, 0, 16)
+	for _, w := range words {
+		raw = binary.NativeEndian.AppendUint32(raw, w)
+	}
+	addr, _ := netip.AddrFromSlice(raw)
+	return netip.AddrPortFrom(addr, bits.ReverseBytes16(port))
+}
+
+// Forget removes every flow that comes in or leaves by an interface, and sends what
+// is still redirected to it to the kernel for one interval.
+func (d *Datapath) Forget(ifindex int) error {
+	return errors.Join(
+		d.block(ifindex),
+		forget(d.maps.XvFlows4, func(k *bpf.DatapathXvKey4, v *bpf.DatapathXvFlow4) bool {
+			return k.Ifindex == uint32(ifindex) || v.F.Oif == uint32(ifindex)
+		}),
+		forget(d.maps.XvFlows6, func(k *bpf.DatapathXvKey6, v *bpf.DatapathXvFlow6) bool {
+			return k.Ifindex == uint32(ifindex) || v.F.Oif == uint32(ifindex)
+		}),
+		deleteKey(d.maps.XvDevs, uint32(ifindex)),
+		deleteKey(d.maps.XvPorts, uint32(ifindex)),
+	)
+}
+
+// Flush removes all flows; the kernel has to forward them anew.
+func (d *Datapath) Flush() error {
+	return errors.Join(
+		forget(d.maps.XvFlows4, func(*bpf.DatapathXvKey4, *bpf.DatapathXvFlow4) bool { return true }),
+		forget(d.maps.XvFlows6, func(*bpf.DatapathXvKey6, *bpf.DatapathXvFlow6) bool { return true }),
+	)
+}
+
+// forget removes the entries that match. It collects them first: a batch cursor does
+// not survive deletions.
+func forget[K, V any](m *ebpf.Map, match func(*K, *V) bool) error {
+	var gone []K
+	var failed error
+	for k, v := range walk[K, V](m, func(_ Flow, err error) bool { failed = err; return false }) {
+		if match(k, v) {
+			gone = append(gone, *k)
+		}
+	}
+	for i := range gone {
+		failed = errors.Join(failed, deleteKey(m, &gone[i]))
+	}
+	return failed
+}
+
+func deleteKey(m *ebpf.Map, key any) error {
+	if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("delete map entry: %w", err)
+	}
+	return nil
+}
+
+// block keeps the fast path away from an interface for one interval.
+func (d *Datapath) block(ifindex int) error {
+	s, err := d.settings()
+	if err != nil {
+		return err
+	}
+	until := coarseNow() + s.RevalidateNs
+	if err := d.maps.XvBlocked.Put(uint32(ifindex), until); err != nil {
+		return fmt.Errorf("block interface %d: %w", ifindex, err)
+	}
+	s.BlockedUntil = until
+	if err := d.maps.XvConfig.Put(uint32(0), &s); err != nil {
+		return fmt.Errorf("block interface %d: %w", ifindex, err)
+	}
+	return nil
+}

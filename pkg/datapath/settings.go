@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/xveth/xveth/bpf"
+)
+
+const liberalSysctl = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal"
+
+func (d *Datapath) settings() (bpf.DatapathXvSettings, error) {
+	var s bpf.DatapathXvSettings
+	if err := d.maps.XvConfig.Lookup(uint32(0), &s); err != nil {
+		return s, fmt.Errorf("read settings: %w", err)
+	}
+	return s, nil
+}
+
+// Settings returns what the running programs go by.
+func (d *Datapath) Settings() (Settings, error) {
+	s, err := d.settings()
+	if err != nil {
+		return Settings{}, err
+	}
+	return Settings{
+		Revalidate:  time.Duration(s.RevalidateNs),
+		MaxFlows:    d.maps.XvFlows4.MaxEntries(),
+		ExcludeMark: s.ExcludeMark,
+	}, nil
+}
+
+// initSettings writes the settings for freshly loaded programs.
+func (d *Datapath) initSettings(have bpf.DatapathXvSettings, want Settings) error {
+	cookie, err := netnsCookie()
+	if err != nil {
+		return err
+	}
+	info, err := d.maps.XvDevs.Info()
+	if err != nil {
+		return fmt.Errorf("read map info: %w", err)
+	}
+	id, _ := info.ID()
+	have.NetnsCookie = cookie
+	have.DevmapId = uint32(id)
+	have.RevalidateNs = 0
+	return d.apply(have, want)
+}
+
+// apply writes the settings where they differ, and nothing else of the map.
+func (d *Datapath) apply(have bpf.DatapathXvSettings, want Settings) error {
+	if have.RevalidateNs == uint64(want.Revalidate) && have.ExcludeMark == want.ExcludeMark {
+		return nil
+	}
+	have.RevalidateNs = uint64(want.Revalidate)
+	have.ExcludeMark = want.ExcludeMark
+	if err := d.maps.XvConfig.Put(uint32(0), &have); err != nil {
+		return fmt.Errorf("write settings: %w", err)
+	}
+	return nil
+}
+
+// netnsCookie identifies the network namespace of the calling thread.
+func netnsCookie() (uint64, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("open a socket for the namespace cookie: %w", err)
+	}
+	defer unix.Close(fd)
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if err != nil {
+		return 0, fmt.Errorf("read the namespace cookie: %w", err)
+	}
+	return cookie, nil
+}
+
+// EnsureLiberal lets conntrack accept TCP packets outside the window that it has
+// seen (net.netfilter.nf_conntrack_tcp_be_liberal=1): of a fast flow it sees few.
+// Nothing is to be done where conntrack is missing.
+func EnsureLiberal() error {
+	on, err := IsLiberal()
+	if err != nil || on {
+		return err
+	}
+	if err := os.WriteFile(liberalSysctl, []byte("1"), 0); err != nil {
+		return fmt.Errorf("set nf_conntrack_tcp_be_liberal: %w", err)
+	}
+	return nil
+}
+
+// IsLiberal says whether conntrack's TCP window checks are liberal, or missing.
+func IsLiberal() (bool, error) {
+	b, err := os.ReadFile(liberalSysctl)
+	if errors.Is(err, fs.ErrNotExist) {
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read nf_conntrack_tcp_be_liberal: %w", err)
+	}
+	return strings.TrimSpace(string(b)) != "0", nil
+}

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/vishvananda/netlink"
+)
+
+// Drive is the hook that serves an uplink.
+type Drive string
+
+// The ways in which an uplink can be driven.
+const (
+	DriveXDP  Drive = "xdp"
+	DriveTCX  Drive = "tcx"
+	DriveNone Drive = "none"
+)
+
+// Want says how the operator wants an uplink to be driven.
+type Want int
+
+// The wishes for an uplink.
+const (
+	WantAuto Want = iota // XDP where frames carry complete checksums, else tcx
+	WantXDP              // XDP whatever the device is; tcx only if it is refused
+	WantTCX
+	WantOff
+)
+
+// AttachUplink arms an uplink and returns the hook that serves it. When that is not
+// the one that was wanted, reason says why.
+func (d *Datapath) AttachUplink(name string, want Want) (drive Drive, reason string, err error) {
+	unlock, err := d.lock()
+	if err != nil {
+		return DriveNone, "", err
+	}
+	defer unlock()
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		return DriveNone, "", fmt.Errorf("find uplink %q: %w", name, err)
+	}
+	if want == WantOff {
+		return DriveNone, "", d.detach(l)
+	}
+	if want == WantAuto {
+		if reason, err = noXDP(l); err != nil {
+			return DriveNone, "", err
+		}
+	}
+	index := l.Attrs().Index
+	if err := ensureTCX(index, ebpf.AttachTCXEgress, d.progs.XvLearnUplink); err != nil {
+		return DriveNone, "", err
+	}
+	if want != WantTCX && reason == "" {
+		err := d.driveByXDP(l)
+		if err == nil {
+			return DriveXDP, "", nil
+		}
+		reason = err.Error()
+	}
+	if err := d.detachXDP(l); err != nil {
+		return DriveNone, "", err
+	}
+	return DriveTCX, reason, ensureTCX(index, ebpf.AttachTCXIngress, d.progs.XvTcIn)
+}
+
+// driveByXDP puts XDP on an uplink, and behind it the program that leaves the notes.
+func (d *Datapath) driveByXDP(l netlink.Link) error {
+	index := l.Attrs().Index
+	foreign, err := foreignIngress(l)
+	if err != nil {
+		return err
+	}
+	if foreign != "" {
+		return fmt.Errorf("%w: %s would be skipped by xdp", ErrForeign, foreign)
+	}
+	if err := ensureTCX(index, ebpf.AttachTCXIngress, d.progs.XvTcNote); err != nil {
+		return err
+	}
+	if err := d.attachXDP(l); err != nil {
+		return err
+	}
+	return d.allowRedirect(index)
+}
+
+// foreignIngress names a tcx program or clsact filter of somebody else's on an
+// interface's ingress.
+func foreignIngress(l netlink.Link) (string, error) {
+	progs, err := tcxPrograms(l.Attrs().Index, ebpf.AttachTCXIngress)
+	if err != nil {
+		return "", err
+	}
+	for _, p := range progs {
+		if !strings.HasPrefix(p.name, ours) {
+			return fmt.Sprintf("tcx program %q", p.name), nil
+		}
+	}
+	filters, err := netlinksafe.FilterList(l, netlink.HANDLE_MIN_INGRESS)
+	if err != nil {
+		return "", nil // no clsact qdisc
+	}
+	if len(filters) > 0 {
+		return fmt.Sprintf("a %s filter", filters[0].Type()), nil
+	}
+	return "", nil
+}
+
+// noXDP says why native XDP is not to be used on an uplink by itself, if it is not.
+func noXDP(l netlink.Link) (string, error) {
+	switch l.Type() {
+	case "device": // a NIC: rtnetlink has no kind for it
+	case "veth":
+		return "frames from a veth may carry unfinished checksums", nil
+	default:
+		return fmt.Sprintf("a %s has no native xdp of its own", l.Type()), nil
+	}
+	links, err := netlinksafe.LinkList()
+	if err != nil {
+		return "", fmt.Errorf("list interfaces: %w", err)
+	}
+	for _, up := range links {
+		if up.Type() == "vlan" && up.Attrs().ParentIndex == l.Attrs().Index {
+			return fmt.Sprintf("xdp cannot tell the frames of VLAN interface %q from untagged ones", up.Attrs().Name), nil
+		}
+	}
+	return "", nil
+}
+
+// Detach takes our programs off an interface.
+func (d *Datapath) Detach(ifindex int) error {
+	unlock, err := d.lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	l, err := netlink.LinkByIndex(ifindex)
+	if err != nil {
+		return fmt.Errorf("find interface %d: %w", ifindex, err)
+	}
+	return d.detach(l)
+}
+
+func (d *Datapath) detach(l netlink.Link) error {
+	index := l.Attrs().Index
+	err := d.maps.XvDevs.Delete(uint32(index))
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		err = nil
+	}
+	return errors.Join(err,
+		d.detachXDP(l),
+		detachTCX(index, ebpf.AttachTCXIngress),
+		detachTCX(index, ebpf.AttachTCXEgress))
+}
+
+// swapAttached puts the programs of this build in the place of those that another
+// build left on the interfaces of this network namespace.
+func (d *Datapath) swapAttached() error {
+	links, err := netlinksafe.LinkList()
+	if err != nil {
+		return fmt.Errorf("list interfaces: %w", err)
+	}
+	for _, l := range links {
+		for _, hook := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+			if err := d.swapTCX(l.Attrs().Index, hook); err != nil {
+				return err
+			}
+		}
+		if x := l.Attrs().Xdp; x == nil || !x.Attached {
+			continue
+		}
+		if have, err := programName(ebpf.ProgramID(l.Attrs().Xdp.ProgId)); err != nil || !strings.HasPrefix(have, ours) {
+			continue
+		}
+		if err := d.attachXDP(l); err != nil {
+			return err
+		}
+		if err := d.allowRedirect(l.Attrs().Index); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *Datapath) swapTCX(ifindex int, hook ebpf.AttachType) error {
+	have, err := tcxPrograms(ifindex, hook)
+	if err != nil {
+		return err
+	}
+	fresh := d.pinnedPrograms()
+	for _, h := range have {
+		p, known := fresh[h.name]
+		if !known {
+			continue
+		}
+		if err := ensureTCX(ifindex, hook, *p); err != nil {
+			return err
+		}
+		if h.name == "xv_learn_pod" {
+			return d.allowRedirect(ifindex)
+		}
+	}
+	return nil
+}
+
+// UplinkDrive returns the hook that serves an uplink now, and why it is not the one
+// that was wanted. It changes nothing.
+func (d *Datapath) UplinkDrive(name string, want Want) (drive Drive, reason string) {
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		return DriveNone, err.Error()
+	}
+	if x := l.Attrs().Xdp; x != nil && x.Attached {
+		have, err := programName(ebpf.ProgramID(x.ProgId))
+		if err == nil && strings.HasPrefix(have, ours) {
+			return DriveXDP, ""
+		}
+		reason = fmt.Sprintf("xdp program %q is somebody else's", have)
+	}
+	if err := checkTCX(l.Attrs().Index, ebpf.AttachTCXIngress); err != nil {
+		return DriveNone, err.Error()
+	}
+	if reason == "" && want == WantAuto {
+		reason, _ = noXDP(l)
+	}
+	return DriveTCX, reason
+}

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shape
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Check compares the limits of an attachment with the kernel's state. The
+// error names the first thing missing.
+func Check(hostVeth, key string, mtu int, l Limits) error {
+	if err := checkKey(key); err != nil {
+		return err
+	}
+	host, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("open netlink of the host: %w", err)
+	}
+	defer host.Close()
+	link, err := host.LinkByName(hostVeth)
+	if isNotFound(err) {
+		return fmt.Errorf("%w: the host has no device %q", ErrMissing, hostVeth)
+	}
+	if err != nil {
+		return fmt.Errorf("look up %q: %w", hostVeth, err)
+	}
+	s := &shaper{host: host, veth: link, key: key, mtu: mtu}
+	if l.IngressRate > 0 {
+		if err := s.checkBucket(link, l.IngressRate, l.IngressBurst); err != nil {
+			return err
+		}
+	}
+	if l.EgressRate > 0 {
+		return s.checkEgress(l.EgressRate, l.EgressBurst)
+	}
+	return nil
+}
+
+func (s *shaper) checkEgress(rate, burst uint64) error {
+	name := DeviceName(s.key)
+	ifb, err := s.host.LinkByName(name)
+	if isNotFound(err) {
+		return fmt.Errorf("%w: the host has no device %q", ErrMissing, name)
+	}
+	if err != nil {
+		return fmt.Errorf("look up %q: %w", name, err)
+	}
+	if !isOurs(ifb, s.key) {
+		return fmt.Errorf("%w: %q is not our ifb device", ErrMissing, name)
+	}
+	if ifb.Attrs().RawFlags&unix.IFF_UP == 0 {
+		return fmt.Errorf("%w: %q is down", ErrMissing, name)
+	}
+	if err := s.checkBucket(ifb, rate, burst); err != nil {
+		return err
+	}
+	filters, err := s.redirects()
+	if err != nil {
+		return err
+	}
+	for _, f := range filters {
+		if target(f) == ifb.Attrs().Index {
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: %q does not redirect to %q", ErrMissing, s.veth.Attrs().Name, name)
+}
+
+func (s *shaper) checkBucket(link netlink.Link, rate, burst uint64) error {
+	want, err := tokenBucket(link.Attrs().Index, s.mtu, rate, burst)
+	if err != nil {
+		return err
+	}
+	all, err := dump("qdiscs", func() ([]netlink.Qdisc, error) {
+		return s.host.QdiscList(link) //nolint:forbidigo // dump retries
+	})
+	if err != nil {
+		return err
+	}
+	for _, q := range all {
+		have, ok := q.(*netlink.Tbf)
+		if !ok || have.Parent != netlink.HANDLE_ROOT {
+			continue
+		}
+		if have.Rate != want.Rate {
+			return fmt.Errorf("%w: the token bucket on %q lets %d bytes a second pass, not %d",
+				ErrMissing, link.Attrs().Name, have.Rate, want.Rate)
+		}
+		return nil
+	}
+	return fmt.Errorf("%w: %q has no token bucket", ErrMissing, link.Attrs().Name)
+}
+
+// Remove removes the ifb device of an attachment. It succeeds when there is
+// none. What is on the host veth goes with the veth: remove that first, since
+// a redirect to a device that is gone drops every packet.
+func Remove(key string) error {
+	if err := checkKey(key); err != nil {
+		return err
+	}
+	return remove(DeviceName(key), func(l netlink.Link) bool { return isOurs(l, key) })
+}
+
+// RemoveByName removes an ifb device that List returned. It succeeds when
+// there is none, and refuses a device that is not ours.
+func RemoveByName(name string) error {
+	return remove(name, func(l netlink.Link) bool { _, ok := deviceOf(l); return ok })
+}
+
+func remove(name string, ours func(netlink.Link) bool) error {
+	host, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("open netlink of the host: %w", err)
+	}
+	defer host.Close()
+	link, err := host.LinkByName(name)
+	if isNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look up %q: %w", name, err)
+	}
+	if !ours(link) {
+		return fmt.Errorf("remove %q: %w", name, ErrNotOurs)
+	}
+	if err := host.LinkDel(link); err != nil && !isNotFound(err) {
+		return fmt.Errorf("remove %q: %w", name, err)
+	}
+	return nil
+}
+
+// List returns the ifb devices of all attachments.
+func List() ([]Device, error) {
+	host, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink of the host: %w", err)
+	}
+	defer host.Close()
+	links, err := dump("links", host.LinkList) //nolint:forbidigo // dump retries
+	if err != nil {
+		return nil, err
+	}
+	var all []Device
+	for _, l := range links {
+		if d, ok := deviceOf(l); ok {
+			all = append(all, d)
+		}
+	}
+	return all, nil
+}
+
+// deviceOf reads one link; ok is false for one that is not ours. A device with
+// our kind of name and no alias was left by an ADD that died at once.
+func deviceOf(link netlink.Link) (Device, bool) {
+	a := link.Attrs()
+	d := Device{Name: a.Name, Index: a.Index}
+	if link.Type() != "ifb" || !isDeviceName(a.Name) {
+		return d, false
+	}
+	if a.Alias == "" {
+		return d, true
+	}
+	if len(a.Alias) <= len(AliasPrefix) || a.Alias[:len(AliasPrefix)] != AliasPrefix {
+		return d, false
+	}
+	d.Key = a.Alias[len(AliasPrefix):]
+	return d, true
+}
+
+// isOurs says whether a link is the ifb device of an attachment.
+func isOurs(link netlink.Link, key string) bool {
+	d, ok := deviceOf(link)
+	return ok && d.Name == DeviceName(key) && (d.Key == key || d.Key == "")
+}
+
+// dumpAttempts bounds the repetition of a dump that changes interrupted.
+const dumpAttempts = 10
+
+// dump repeats a netlink dump that a change interrupted, because its answer may
+// lack entries.
+func dump[T any](what string, list func() ([]T, error)) ([]T, error) {
+	err := error(netlink.ErrDumpInterrupted)
+	var all []T
+	for i := 0; i < dumpAttempts && errors.Is(err, netlink.ErrDumpInterrupted); i++ {
+		all, err = list()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", what, err)
+	}
+	return all, nil
+}
+
+// isNotFound says whether a look-up of a link ended with "no such link".
+func isNotFound(err error) bool {
+	var nf netlink.LinkNotFoundError
+	return errors.As(err, &nf) || errors.Is(err, unix.ENODEV)
+}

@@ -5,6 +5,7 @@ package shape
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -90,6 +91,10 @@ func (s *shaper) checkBucket(link netlink.Link, rate, burst uint64) error {
 			return fmt.Errorf("%w: the token bucket on %q lets %d bytes a second pass, not %d",
 				ErrMissing, link.Attrs().Name, have.Rate, want.Rate)
 		}
+		if have.Limit != want.Limit {
+			return fmt.Errorf("%w: the token bucket on %q queues %d bytes, not %d",
+				ErrMissing, link.Attrs().Name, have.Limit, want.Limit)
+		}
 		return nil
 	}
 	return fmt.Errorf("%w: %q has no token bucket", ErrMissing, link.Attrs().Name)
@@ -133,8 +138,9 @@ func remove(name string, ours func(netlink.Link) bool) error {
 	return nil
 }
 
-// List returns the ifb devices of all attachments.
-func List() ([]Device, error) {
+// List returns the ifb devices of a network, the part of the key before the
+// first slash, or of all networks when it is empty.
+func List(network string) ([]Device, error) {
 	host, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink of the host: %w", err)
@@ -146,35 +152,33 @@ func List() ([]Device, error) {
 	}
 	var all []Device
 	for _, l := range links {
-		if d, ok := deviceOf(l); ok {
+		d, ok := deviceOf(l)
+		if !ok {
+			continue
+		}
+		of, _, _ := strings.Cut(d.Key, "/")
+		if network == "" || of == network || d.Unlabelled && strings.HasPrefix(d.Name, networkPrefix(network)) {
 			all = append(all, d)
 		}
 	}
 	return all, nil
 }
 
-// deviceOf reads one link; ok is false for one that is not ours. A device with
-// our kind of name and no alias was left by an ADD that died at once.
-func deviceOf(link netlink.Link) (Device, bool) {
+// deviceOf reads one link; ok is false for one that is not ours.
+func deviceOf(link netlink.Link) (d Device, ok bool) {
 	a := link.Attrs()
-	d := Device{Name: a.Name, Index: a.Index}
+	d = Device{Name: a.Name, Index: a.Index, Unlabelled: a.Alias == ""}
 	if link.Type() != "ifb" || !isDeviceName(a.Name) {
 		return d, false
 	}
-	if a.Alias == "" {
-		return d, true
-	}
-	if len(a.Alias) <= len(AliasPrefix) || a.Alias[:len(AliasPrefix)] != AliasPrefix {
-		return d, false
-	}
-	d.Key = a.Alias[len(AliasPrefix):]
-	return d, true
+	d.Key, ok = strings.CutPrefix(a.Alias, AliasPrefix)
+	return d, ok && d.Key != "" || d.Unlabelled
 }
 
 // isOurs says whether a link is the ifb device of an attachment.
 func isOurs(link netlink.Link, key string) bool {
 	d, ok := deviceOf(link)
-	return ok && d.Name == DeviceName(key) && (d.Key == key || d.Key == "")
+	return ok && d.Is(key)
 }
 
 // dumpAttempts bounds the repetition of a dump that changes interrupted.

@@ -22,9 +22,10 @@ const (
 	// AliasPrefix starts the alias of the ifb device of an attachment.
 	AliasPrefix = "xveth:v1:"
 
-	ifbPrefix = "xi"
-	ifbChars  = 13
-	maxAlias  = 255
+	ifbPrefix    = "xi"
+	networkChars = 4
+	nameChars    = 9
+	maxAlias     = 255
 
 	// filterPriority stands behind all priorities that the kernel gives and
 	// that people choose: other filters see a packet before it is redirected.
@@ -53,23 +54,38 @@ type Device struct {
 	// Name and Index of the device.
 	Name  string
 	Index int
-	// Key of the attachment; empty when the ADD that made the device died
-	// before it could label it.
+	// Key of the attachment.
 	Key string
+	// Unlabelled says that the device has a name of ours but no alias: the ADD
+	// that made it died at once. Key is empty then.
+	Unlabelled bool
+}
+
+// Is says whether this is the device of the attachment with that key.
+func (d Device) Is(key string) bool {
+	return d.Name == DeviceName(key) && (d.Unlabelled || d.Key == key)
 }
 
 var base32Lower = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
 
 // DeviceName returns the name of the ifb device of an attachment.
 func DeviceName(key string) string {
-	h := sha256.Sum256([]byte(key))
-	return ifbPrefix + base32Lower.EncodeToString(h[:])[:ifbChars]
+	network, _, _ := strings.Cut(key, "/")
+	return networkPrefix(network) + digest(key)[:nameChars]
+}
+
+// networkPrefix returns what the names of all devices of a network start with.
+func networkPrefix(network string) string { return ifbPrefix + digest(network)[:networkChars] }
+
+func digest(s string) string {
+	h := sha256.Sum256([]byte(s))
+	return base32Lower.EncodeToString(h[:])
 }
 
 // isDeviceName says whether a name could have been made by DeviceName.
 func isDeviceName(name string) bool {
 	rest, ok := strings.CutPrefix(name, ifbPrefix)
-	return ok && len(rest) == ifbChars && strings.Trim(rest, "abcdefghijklmnopqrstuvwxyz234567") == ""
+	return ok && len(rest) == networkChars+nameChars && strings.Trim(rest, "abcdefghijklmnopqrstuvwxyz234567") == ""
 }
 
 func alias(key string) string { return AliasPrefix + key }
@@ -82,8 +98,8 @@ func checkKey(key string) error {
 }
 
 // Ensure puts the limits of an attachment in place on its host veth, which
-// must be in the caller's network namespace. The key is its stable name (see
-// veth.Key), mtu the longest packet of the pod. On an error everything that
+// must be in the caller's network namespace. The key is its stable name,
+// <network>/<rest> (see veth.Key), mtu the longest packet of the pod. On an error everything that
 // this call made is removed.
 func Ensure(hostVeth, key string, mtu int, l Limits) error {
 	if err := checkKey(key); err != nil {
@@ -220,7 +236,9 @@ func (s *shaper) redirect(ifb netlink.Link) error {
 			return fmt.Errorf("remove a stale redirect: %w", err)
 		}
 	}
-	f := &netlink.MatchAll{
+	// u32 without a selector matches everything, and where the reference
+	// bandwidth plugin works it is there; matchall is missing from some kernels.
+	f := &netlink.U32{
 		FilterAttrs: netlink.FilterAttrs{
 			LinkIndex: s.veth.Attrs().Index,
 			Parent:    netlink.HANDLE_MIN_INGRESS,
@@ -236,7 +254,7 @@ func (s *shaper) redirect(ifb netlink.Link) error {
 	return nil
 }
 
-// redirects returns the filters at our priority.
+// redirects returns the redirects at our priority.
 func (s *shaper) redirects() ([]netlink.Filter, error) {
 	all, err := dump("filters", func() ([]netlink.Filter, error) {
 		return s.host.FilterList(s.veth, netlink.HANDLE_MIN_INGRESS) //nolint:forbidigo // dump retries
@@ -246,7 +264,7 @@ func (s *shaper) redirects() ([]netlink.Filter, error) {
 	}
 	var ours []netlink.Filter
 	for _, f := range all {
-		if _, ok := f.(*netlink.MatchAll); ok && f.Attrs().Priority == filterPriority {
+		if f.Attrs().Priority == filterPriority && target(f) != 0 {
 			ours = append(ours, f)
 		}
 	}
@@ -255,11 +273,11 @@ func (s *shaper) redirects() ([]netlink.Filter, error) {
 
 // target returns the index of the device that a filter redirects to, or 0.
 func target(f netlink.Filter) int {
-	m, ok := f.(*netlink.MatchAll)
+	u32, ok := f.(*netlink.U32)
 	if !ok {
 		return 0
 	}
-	for _, a := range m.Actions {
+	for _, a := range u32.Actions {
 		if r, ok := a.(*netlink.MirredAction); ok && r.MirredAction == netlink.TCA_EGRESS_REDIR {
 			return r.Ifindex
 		}

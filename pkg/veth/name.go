@@ -83,6 +83,9 @@ func Key(network, containerID, ifname string) string {
 	return token(network, maxNetwork) + "/" + token(containerID, maxContainerID) + "/" + token(ifname, maxIfName)
 }
 
+// NetworkKey returns the part of a key that stands for the network.
+func NetworkKey(network string) string { return token(network, maxNetwork) }
+
 // token returns a part of a key.
 func token(s string, limit int) string {
 	plain := s != "" && len(s) <= limit && !strings.HasPrefix(s, hashedMark)

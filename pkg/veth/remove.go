@@ -136,7 +136,7 @@ func attachmentOf(attrs *netlink.LinkAttrs, network string) (Attachment, bool) {
 	}
 	var err error
 	a.Network, a.ContainerID, a.IfName, err = ParseAlias(attrs.Alias)
-	return a, err == nil && (network == "" || a.Network == token(network, maxNetwork))
+	return a, err == nil && (network == "" || a.Network == NetworkKey(network))
 }
 
 // RemoveByName removes a host end that List returned. It succeeds when there

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
@@ -195,4 +196,11 @@ func (p *Pod) Addr(family int) (netip.Addr, error) {
 		return addr, errors.New("the pod has no address of this family")
 	}
 	return addr, nil
+}
+
+// Pods lists the pods and unconnected namespaces that have not been destroyed.
+func (r *Rig) Pods() []*Pod {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.pods)
 }

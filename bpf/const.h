@@ -5,6 +5,8 @@
 #define XV_ETH_HLEN 14
 #define XV_ETH_P_IP 0x0800
 #define XV_ETH_P_IPV6 0x86DD
+#define XV_ETH_P_8021Q 0x8100
+#define XV_ETH_P_8021AD 0x88A8
 #define XV_IPPROTO_TCP 6
 #define XV_IPPROTO_UDP 17
 #define XV_IP4_HLEN 20

@@ -81,10 +81,28 @@ static __always_inline bool xv_foreign_egress(struct sk_buff *skb)
 	return xv_foreign_behind(skb->dev->tcx_egress, false);
 }
 
-/* Whether packets wait in a queue of their own on their way out (TBF, HTB, ...). */
+/*
+ * Whether packets wait in a queue on their way out (TBF, HTB, ...). A veth has none
+ * unless somebody put it there.
+ */
 static __always_inline bool xv_is_shaped(struct sk_buff *skb)
 {
 	return skb && skb->dev->qdisc && skb->dev->qdisc->enqueue;
+}
+
+/*
+ * Whether an uplink's queue is there to shape. A NIC has one by default: mq,
+ * pfifo_fast, fq_codel, fq, or none; those that shape are tbf, htb, hfsc, cake, ...
+ */
+static __always_inline bool xv_uplink_is_shaped(struct sk_buff *skb)
+{
+	char id[2] = {};
+
+	if (!skb || !skb->dev->qdisc)
+		return false;
+	bpf_core_read(&id, sizeof(id), &skb->dev->qdisc->ops->id);
+	return !((id[0] == 'm' && id[1] == 'q') || (id[0] == 'p' && id[1] == 'f') ||
+		 (id[0] == 'f' && id[1] == 'q') || (id[0] == 'n' && id[1] == 'o'));
 }
 
 static __always_inline bool xv_takes_frames(struct sk_buff *skb)

@@ -90,13 +90,15 @@ static __always_inline enum xv_reason xv_xdp_family(struct xdp_md *ctx, int fami
 static __always_inline int xv_xdp(struct xdp_md *ctx)
 {
 	int family = xv_family((void *)(long)ctx->data, (void *)(long)ctx->data_end);
-	enum xv_reason reason = XV_PASS_NOT_IP;
+	enum xv_reason reason;
 	int verdict = XDP_PASS;
 
 	if (family == 4)
 		reason = xv_xdp_family(ctx, 4, &verdict);
 	else if (family == 6)
 		reason = xv_xdp_family(ctx, 6, &verdict);
+	else
+		reason = xv_pass_frame((void *)(long)ctx->data, (void *)(long)ctx->data_end);
 	xv_count(reason);
 	return verdict;
 }
@@ -218,16 +220,18 @@ static __always_inline enum xv_reason xv_tc_family(struct __sk_buff *skb, int fa
 static __always_inline int xv_tc_ingress(struct __sk_buff *skb, bool lookup)
 {
 	int family = xv_family((void *)(long)skb->data, (void *)(long)skb->data_end);
-	enum xv_reason reason = lookup ? XV_PASS_NOT_IP : XV_OK;
+	enum xv_reason reason = XV_OK;
 	int verdict = XV_TC_NEXT;
 
 	skb->tc_index = 0;
 	if (skb->vlan_present)
-		reason = XV_PASS_VLAN;
+		reason = lookup ? XV_PASS_VLAN : XV_OK;
 	else if (family == 4)
 		reason = xv_tc_family(skb, 4, lookup, &verdict);
 	else if (family == 6)
 		reason = xv_tc_family(skb, 6, lookup, &verdict);
+	else if (lookup)
+		reason = xv_pass_frame((void *)(long)skb->data, (void *)(long)skb->data_end);
 	if (reason)
 		xv_count(reason);
 	return verdict;

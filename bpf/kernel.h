@@ -63,8 +63,13 @@ struct tcx_entry {
 	struct bpf_mprog_bundle bundle;
 };
 
+struct Qdisc_ops {
+	char id[16];
+};
+
 struct Qdisc {
 	void *enqueue;
+	const struct Qdisc_ops *ops;
 };
 
 struct net_device {

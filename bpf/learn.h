@@ -173,17 +173,21 @@ static __always_inline enum xv_reason xv_remember(const union xv_key *k, union x
 	return xv_store(k, v, family) ? XV_LEARN_FULL : reason;
 }
 
-/* Why nothing is learned on the interface that the packet leaves by. */
+/*
+ * Why nothing is learned on the interface that the packet leaves by. A redirect into a
+ * pod passes the queue of the host's end; one by XDP passes every queue, and needs a
+ * device that takes frames.
+ */
 static __always_inline enum xv_reason xv_device_objection(struct sk_buff *kskb, __u16 flags,
 							  bool by_xdp)
 {
 	if (xv_foreign_egress(kskb))
 		return XV_LEARN_FOREIGN_EGRESS;
-	if (!(flags & XV_F_PEER))
-		return XV_OK;
-	if (xv_is_shaped(kskb))
+	if (flags & XV_F_PEER ? xv_is_shaped(kskb) : by_xdp && xv_uplink_is_shaped(kskb))
 		return XV_LEARN_QDISC;
-	return !by_xdp || xv_takes_frames(kskb) ? XV_OK : XV_LEARN_NO_XMIT;
+	if (by_xdp && !(flags & XV_F_BOUNCE) && !xv_takes_frames(kskb))
+		return XV_LEARN_NO_XMIT;
+	return XV_OK;
 }
 
 /* The longest IP packet that the skb becomes on the wire, in bytes. */
@@ -243,7 +247,7 @@ static __always_inline enum xv_reason xv_learn_family(struct __sk_buff *skb, int
 		v.f.flags |= XV_F_NAT;
 	if (skb->ingress_ifindex == skb->ifindex && !(flags & XV_F_PEER))
 		v.f.flags |= XV_F_BOUNCE;
-	reason = xv_device_objection(kskb, flags, by_xdp);
+	reason = xv_device_objection(kskb, v.f.flags, by_xdp);
 	if (reason)
 		return reason;
 	return xv_remember(&ct.in, &v, family, xv_segment_len(skb, &p), ct.replied, cfg);

@@ -124,6 +124,18 @@ static __always_inline int xv_family(const void *data, const void *data_end)
 	return 0;
 }
 
+/* Why a frame that is neither is passed on. */
+static __always_inline enum xv_reason xv_pass_frame(const void *data, const void *data_end)
+{
+	const struct xv_eth *eth = data;
+
+	if ((const void *)(eth + 1) > data_end)
+		return XV_PASS_SHORT;
+	if (eth->proto == bpf_htons(XV_ETH_P_8021Q) || eth->proto == bpf_htons(XV_ETH_P_8021AD))
+		return XV_PASS_VLAN;
+	return XV_PASS_NOT_IP;
+}
+
 static __always_inline enum xv_reason xv_parse_l4(const void *l4, const void *data_end,
 						  struct xv_packet *p, __be16 *sport, __be16 *dport)
 {

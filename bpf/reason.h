@@ -37,8 +37,8 @@ enum xv_reason {
 	XV_LEARN_CT_STATE, /* conntrack does not hold it for established */
 	XV_LEARN_CT_HELPER, /* conntrack rewrites its payload or sequence numbers */
 	XV_LEARN_CT_STRICT, /* conntrack checks TCP windows strictly */
-	XV_LEARN_QDISC, /* the pod's interface is shaped */
-	XV_LEARN_NO_XMIT, /* the pod's end takes no frames (GRO off) */
+	XV_LEARN_QDISC, /* the way out is shaped */
+	XV_LEARN_NO_XMIT, /* the way out takes no frames (a pod with GRO off) */
 	XV_LEARN_FOREIGN_EGRESS, /* somebody else's egress program comes after ours */
 	XV_LEARN_FULL, /* the flow map refused the entry */
 	XV_REASON_MAX,

@@ -48,6 +48,9 @@ func (d *Datapath) AttachUplink(name string, want Want) (drive Drive, reason str
 	if want == WantOff {
 		return DriveNone, "", d.detach(l)
 	}
+	if kind := l.Attrs().EncapType; kind != "ether" {
+		return DriveNone, fmt.Sprintf("a device of link type %s has no Ethernet frames", kind), nil
+	}
 	if want == WantAuto {
 		if reason, err = noXDP(l); err != nil {
 			return DriveNone, "", err

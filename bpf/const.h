@@ -56,4 +56,11 @@
 #define XV_LEARN_AFTER 4
 #define XV_LEARN_AFTER_REPLY 2
 
+/*
+ * Longest time that one NAPI poll is assumed to take, in ns: twice the coarsest tick
+ * of the clock that deadlines are compared with, or a flow would change its path
+ * within a poll.
+ */
+#define XV_POLL_MAX_NS 20000000
+
 #define XV_CANDIDATES 65536 /* slots; a power of two */

@@ -177,11 +177,10 @@ static __always_inline void xv_ct_find(struct __sk_buff *skb, struct sk_buff *ks
 		xv_ct_fill(ct, info >= XV_CT_IS_REPLY, p->proto, family, v);
 	} else if (xv_ksym_exists(bpf_skb_ct_lookup)) {
 		struct xv_ct_opts opts = {};
-		union xv_key answer = {};
 		struct nf_conn *ct;
 
-		xv_reverse(&p->key, family, &answer);
-		ct = xv_ct_lookup(skb, &answer, p->proto, family, &opts);
+		xv_reverse(&p->key, family, &v->back);
+		ct = xv_ct_lookup(skb, &v->back, p->proto, family, &opts);
 		if (!ct)
 			return;
 		xv_ct_fill(ct, opts.dir == 0, p->proto, family, v);

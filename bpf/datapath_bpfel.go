@@ -43,6 +43,8 @@ type DatapathXvFlow struct {
 	InMac    [6]uint8
 	Pad      [2]uint8
 	_        [4]byte
+	SlowPoll uint64
+	FastPoll uint64
 	Born     uint64
 	Packets  uint64
 	Bytes    uint64
@@ -82,6 +84,28 @@ type DatapathXvKey6 struct {
 	Proto   uint32
 }
 
+type DatapathXvLearning struct {
+	_  structs.HostLayout
+	Ct struct {
+		_       structs.HostLayout
+		Tracked bool
+		Replied bool
+		_       [2]byte
+		Reason  uint32
+		In      struct {
+			_  structs.HostLayout
+			V4 DatapathXvKey4
+			_  [24]byte
+		}
+		Back struct {
+			_  structs.HostLayout
+			V4 DatapathXvKey4
+			_  [24]byte
+		}
+	}
+	Entry DatapathXvFlow6
+}
+
 type DatapathXvLossKey struct {
 	_       structs.HostLayout
 	Ifindex uint32
@@ -103,36 +127,37 @@ const (
 	DatapathXvReasonXV_FAST_TCX             DatapathXvReason = 3
 	DatapathXvReasonXV_PASS_NO_FLOW         DatapathXvReason = 4
 	DatapathXvReasonXV_PASS_EXPIRED         DatapathXvReason = 5
-	DatapathXvReasonXV_PASS_TOO_LONG        DatapathXvReason = 6
-	DatapathXvReasonXV_PASS_NOT_IP          DatapathXvReason = 7
-	DatapathXvReasonXV_PASS_VLAN            DatapathXvReason = 8
-	DatapathXvReasonXV_PASS_SHORT           DatapathXvReason = 9
-	DatapathXvReasonXV_PASS_FRAGMENT        DatapathXvReason = 10
-	DatapathXvReasonXV_PASS_OPTIONS         DatapathXvReason = 11
-	DatapathXvReasonXV_PASS_PROTO           DatapathXvReason = 12
-	DatapathXvReasonXV_PASS_TCP_FLAGS       DatapathXvReason = 13
-	DatapathXvReasonXV_PASS_TTL             DatapathXvReason = 14
-	DatapathXvReasonXV_PASS_NOT_FOR_US      DatapathXvReason = 15
-	DatapathXvReasonXV_PASS_DEVICE          DatapathXvReason = 16
-	DatapathXvReasonXV_PASS_RACE            DatapathXvReason = 17
-	DatapathXvReasonXV_PASS_FOREIGN_INGRESS DatapathXvReason = 18
-	DatapathXvReasonXV_LEARN_NEW            DatapathXvReason = 19
-	DatapathXvReasonXV_LEARN_RENEWED        DatapathXvReason = 20
-	DatapathXvReasonXV_LEARN_CHANGED        DatapathXvReason = 21
-	DatapathXvReasonXV_LEARN_CLOSED         DatapathXvReason = 22
-	DatapathXvReasonXV_LEARN_WAIT           DatapathXvReason = 23
-	DatapathXvReasonXV_LEARN_NO_NOTE        DatapathXvReason = 24
-	DatapathXvReasonXV_LEARN_NOTE_DIFFERS   DatapathXvReason = 25
-	DatapathXvReasonXV_LEARN_EXCLUDED       DatapathXvReason = 26
-	DatapathXvReasonXV_LEARN_GROUP          DatapathXvReason = 27
-	DatapathXvReasonXV_LEARN_CT_STATE       DatapathXvReason = 28
-	DatapathXvReasonXV_LEARN_CT_HELPER      DatapathXvReason = 29
-	DatapathXvReasonXV_LEARN_CT_STRICT      DatapathXvReason = 30
-	DatapathXvReasonXV_LEARN_QDISC          DatapathXvReason = 31
-	DatapathXvReasonXV_LEARN_NO_XMIT        DatapathXvReason = 32
-	DatapathXvReasonXV_LEARN_FOREIGN_EGRESS DatapathXvReason = 33
-	DatapathXvReasonXV_LEARN_FULL           DatapathXvReason = 34
-	DatapathXvReasonXV_REASON_MAX           DatapathXvReason = 35
+	DatapathXvReasonXV_PASS_POLL            DatapathXvReason = 6
+	DatapathXvReasonXV_PASS_TOO_LONG        DatapathXvReason = 7
+	DatapathXvReasonXV_PASS_NOT_IP          DatapathXvReason = 8
+	DatapathXvReasonXV_PASS_VLAN            DatapathXvReason = 9
+	DatapathXvReasonXV_PASS_SHORT           DatapathXvReason = 10
+	DatapathXvReasonXV_PASS_FRAGMENT        DatapathXvReason = 11
+	DatapathXvReasonXV_PASS_OPTIONS         DatapathXvReason = 12
+	DatapathXvReasonXV_PASS_PROTO           DatapathXvReason = 13
+	DatapathXvReasonXV_PASS_TCP_FLAGS       DatapathXvReason = 14
+	DatapathXvReasonXV_PASS_TTL             DatapathXvReason = 15
+	DatapathXvReasonXV_PASS_NOT_FOR_US      DatapathXvReason = 16
+	DatapathXvReasonXV_PASS_DEVICE          DatapathXvReason = 17
+	DatapathXvReasonXV_PASS_RACE            DatapathXvReason = 18
+	DatapathXvReasonXV_PASS_FOREIGN_INGRESS DatapathXvReason = 19
+	DatapathXvReasonXV_LEARN_NEW            DatapathXvReason = 20
+	DatapathXvReasonXV_LEARN_RENEWED        DatapathXvReason = 21
+	DatapathXvReasonXV_LEARN_CHANGED        DatapathXvReason = 22
+	DatapathXvReasonXV_LEARN_CLOSED         DatapathXvReason = 23
+	DatapathXvReasonXV_LEARN_WAIT           DatapathXvReason = 24
+	DatapathXvReasonXV_LEARN_NO_NOTE        DatapathXvReason = 25
+	DatapathXvReasonXV_LEARN_NOTE_DIFFERS   DatapathXvReason = 26
+	DatapathXvReasonXV_LEARN_EXCLUDED       DatapathXvReason = 27
+	DatapathXvReasonXV_LEARN_GROUP          DatapathXvReason = 28
+	DatapathXvReasonXV_LEARN_CT_STATE       DatapathXvReason = 29
+	DatapathXvReasonXV_LEARN_CT_HELPER      DatapathXvReason = 30
+	DatapathXvReasonXV_LEARN_CT_STRICT      DatapathXvReason = 31
+	DatapathXvReasonXV_LEARN_QDISC          DatapathXvReason = 32
+	DatapathXvReasonXV_LEARN_NO_XMIT        DatapathXvReason = 33
+	DatapathXvReasonXV_LEARN_FOREIGN_EGRESS DatapathXvReason = 34
+	DatapathXvReasonXV_LEARN_FULL           DatapathXvReason = 35
+	DatapathXvReasonXV_REASON_MAX           DatapathXvReason = 36
 )
 
 type DatapathXvSettings struct {
@@ -159,10 +184,13 @@ const (
 	DatapathMapXvFlows4         = "xv_flows4"
 	DatapathMapXvFlows6         = "xv_flows6"
 	DatapathMapXvLosses         = "xv_losses"
+	DatapathMapXvPolls          = "xv_polls"
 	DatapathMapXvPorts          = "xv_ports"
+	DatapathMapXvScratch        = "xv_scratch"
 	DatapathProgXvLearnPod      = "xv_learn_pod"
 	DatapathProgXvLearnUplink   = "xv_learn_uplink"
 	DatapathProgXvOnDevmapXmit  = "xv_on_devmap_xmit"
+	DatapathProgXvOnPoll        = "xv_on_poll"
 	DatapathProgXvOnRedirectErr = "xv_on_redirect_err"
 	DatapathProgXvTcIn          = "xv_tc_in"
 	DatapathProgXvTcNote        = "xv_tc_note"
@@ -218,6 +246,7 @@ type DatapathProgramSpecs struct {
 	XvLearnPod      *ebpf.ProgramSpec `ebpf:"xv_learn_pod"`
 	XvLearnUplink   *ebpf.ProgramSpec `ebpf:"xv_learn_uplink"`
 	XvOnDevmapXmit  *ebpf.ProgramSpec `ebpf:"xv_on_devmap_xmit"`
+	XvOnPoll        *ebpf.ProgramSpec `ebpf:"xv_on_poll"`
 	XvOnRedirectErr *ebpf.ProgramSpec `ebpf:"xv_on_redirect_err"`
 	XvTcIn          *ebpf.ProgramSpec `ebpf:"xv_tc_in"`
 	XvTcNote        *ebpf.ProgramSpec `ebpf:"xv_tc_note"`
@@ -236,7 +265,9 @@ type DatapathMapSpecs struct {
 	XvFlows4     *ebpf.MapSpec `ebpf:"xv_flows4"`
 	XvFlows6     *ebpf.MapSpec `ebpf:"xv_flows6"`
 	XvLosses     *ebpf.MapSpec `ebpf:"xv_losses"`
+	XvPolls      *ebpf.MapSpec `ebpf:"xv_polls"`
 	XvPorts      *ebpf.MapSpec `ebpf:"xv_ports"`
+	XvScratch    *ebpf.MapSpec `ebpf:"xv_scratch"`
 }
 
 // DatapathVariableSpecs contains global variables before they are loaded into the kernel.
@@ -277,7 +308,9 @@ type DatapathMaps struct {
 	XvFlows4     *ebpf.Map `ebpf:"xv_flows4"`
 	XvFlows6     *ebpf.Map `ebpf:"xv_flows6"`
 	XvLosses     *ebpf.Map `ebpf:"xv_losses"`
+	XvPolls      *ebpf.Map `ebpf:"xv_polls"`
 	XvPorts      *ebpf.Map `ebpf:"xv_ports"`
+	XvScratch    *ebpf.Map `ebpf:"xv_scratch"`
 }
 
 func (m *DatapathMaps) Close() error {
@@ -290,7 +323,9 @@ func (m *DatapathMaps) Close() error {
 		m.XvFlows4,
 		m.XvFlows6,
 		m.XvLosses,
+		m.XvPolls,
 		m.XvPorts,
+		m.XvScratch,
 	)
 }
 
@@ -311,6 +346,7 @@ type DatapathPrograms struct {
 	XvLearnPod      *ebpf.Program `ebpf:"xv_learn_pod"`
 	XvLearnUplink   *ebpf.Program `ebpf:"xv_learn_uplink"`
 	XvOnDevmapXmit  *ebpf.Program `ebpf:"xv_on_devmap_xmit"`
+	XvOnPoll        *ebpf.Program `ebpf:"xv_on_poll"`
 	XvOnRedirectErr *ebpf.Program `ebpf:"xv_on_redirect_err"`
 	XvTcIn          *ebpf.Program `ebpf:"xv_tc_in"`
 	XvTcNote        *ebpf.Program `ebpf:"xv_tc_note"`
@@ -322,6 +358,7 @@ func (p *DatapathPrograms) Close() error {
 		p.XvLearnPod,
 		p.XvLearnUplink,
 		p.XvOnDevmapXmit,
+		p.XvOnPoll,
 		p.XvOnRedirectErr,
 		p.XvTcIn,
 		p.XvTcNote,

@@ -46,6 +46,46 @@ static __always_inline bool xv_is_blocked(const struct xv_settings *cfg, __u32 i
 	return until && now <= *until;
 }
 
+/*
+ * Whether an entry may be used now. All packets of a flow that come in by one NAPI
+ * poll go one way, or those on the faster way would overtake the others: frames wait
+ * for the end of the poll in the devmap's queue, skbs in the GRO list and in the pod's
+ * ring. So an entry that runs out serves the poll to its end if it has served it so
+ * far, and one that has just been confirmed waits for the next.
+ */
+static __always_inline enum xv_reason xv_check_deadline(struct xv_flow *f, __u64 interval,
+							__u64 now)
+{
+	__s64 left = f->deadline - now;
+	__u64 *poll;
+
+	if (left > XV_POLL_MAX_NS && left < (__s64)interval - XV_POLL_MAX_NS)
+		return XV_OK;
+	poll = xv_this_poll();
+	if (!poll)
+		return XV_PASS_EXPIRED;
+	if (left < 0) {
+		if (left >= -XV_POLL_MAX_NS && f->fast_poll == *poll)
+			return XV_OK;
+		f->slow_poll = *poll;
+		return XV_PASS_EXPIRED;
+	}
+	if (f->slow_poll == *poll && left >= (__s64)interval - XV_POLL_MAX_NS)
+		return XV_PASS_POLL;
+	f->fast_poll = *poll;
+	return XV_OK;
+}
+
+/* Ends an entry; the flow's packets go to the kernel from here to the next poll. */
+static __always_inline void xv_expire(struct xv_flow *f)
+{
+	__u64 *poll = xv_this_poll();
+
+	f->deadline = 0;
+	if (poll)
+		f->slow_poll = *poll;
+}
+
 static __always_inline void xv_copy_action(const struct xv_flow *f, int family, struct xv_action *a)
 {
 	a->oif = f->oif;
@@ -78,6 +118,7 @@ static __always_inline enum xv_reason xv_find(const struct xv_packet *p, int fam
 					      __u32 segs, struct xv_action *a)
 {
 	struct xv_settings *cfg = xv_get_settings();
+	enum xv_reason reason;
 	struct xv_flow *f;
 	__u64 now;
 
@@ -85,10 +126,11 @@ static __always_inline enum xv_reason xv_find(const struct xv_packet *p, int fam
 	if (!f || !cfg)
 		return XV_PASS_NO_FLOW;
 	now = bpf_ktime_get_coarse_ns();
-	if (now > f->deadline)
-		return XV_PASS_EXPIRED;
+	reason = xv_check_deadline(f, cfg->revalidate_ns, now);
+	if (reason)
+		return reason;
 	if (seg_len > f->max_len) {
-		f->deadline = 0;
+		xv_expire(f);
 		return XV_PASS_TOO_LONG;
 	}
 	xv_copy_action(f, family, a);

@@ -5,18 +5,18 @@
 #include "ct.h"
 #include "flow.h"
 
-/* The flow entry that a packet would write, in the form of its family's map. */
-union xv_value {
-	struct xv_flow f;
-	struct xv_flow4 f4;
-	struct xv_flow6 f6;
+/* What learning works on; it would not fit on the stack. */
+struct xv_learning {
+	struct xv_ct_view ct;
+	struct xv_flow6 entry;
 };
 
-static __always_inline long xv_store(const union xv_key *k, const union xv_value *v, int family)
-{
-	return family == 4 ? bpf_map_update_elem(&xv_flows4, &k->v4, &v->f4, BPF_ANY) :
-			     bpf_map_update_elem(&xv_flows6, &k->v6, &v->f6, BPF_ANY);
-}
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct xv_learning);
+} xv_scratch SEC(".maps");
 
 static __always_inline void xv_forget(const union xv_key *k, int family)
 {
@@ -87,90 +87,134 @@ static __always_inline bool xv_seen_enough(__u32 hash, bool replied, __u64 now, 
 	return true;
 }
 
-/* Fills in what the packet shows; true when XDP runs where the packet came in. */
-static __always_inline bool xv_fill_value(const struct __sk_buff *skb, const void *data,
-					  const struct xv_packet *p, int family, __u16 flags,
-					  union xv_value *v)
+/* What the kernel did, as the packet shows it; true when XDP runs where it came in. */
+static __always_inline bool xv_fill_action(const struct __sk_buff *skb, const void *data,
+					   const struct xv_packet *p, int family,
+					   struct xv_action *a)
 {
 	const struct xv_eth *eth = data;
 	__u32 iif = skb->ingress_ifindex;
 	struct xv_port *port = bpf_map_lookup_elem(&xv_ports, &iif);
 
-	v->f.oif = skb->ifindex;
-	v->f.flags = flags;
-	__builtin_memcpy(v->f.dst_mac, eth->dst, 6);
-	__builtin_memcpy(v->f.src_mac, eth->src, 6);
+	a->oif = skb->ifindex;
+	__builtin_memcpy(a->dst_mac, eth->dst, 6);
+	__builtin_memcpy(a->src_mac, eth->src, 6);
 	if (port)
-		__builtin_memcpy(v->f.in_mac, port->mac, 6);
+		__builtin_memcpy(a->in_mac, port->mac, 6);
 	if (family == 4) {
-		v->f.sport = p->key.v4.sport;
-		v->f.dport = p->key.v4.dport;
-		v->f4.saddr = p->key.v4.saddr;
-		v->f4.daddr = p->key.v4.daddr;
+		a->sport = p->key.v4.sport;
+		a->dport = p->key.v4.dport;
+		a->saddr[0] = p->key.v4.saddr;
+		a->daddr[0] = p->key.v4.daddr;
 	} else {
-		v->f.sport = p->key.v6.sport;
-		v->f.dport = p->key.v6.dport;
-		__builtin_memcpy(v->f6.saddr, p->key.v6.saddr, sizeof(v->f6.saddr));
-		__builtin_memcpy(v->f6.daddr, p->key.v6.daddr, sizeof(v->f6.daddr));
+		a->sport = p->key.v6.sport;
+		a->dport = p->key.v6.dport;
+		__builtin_memcpy(a->saddr, p->key.v6.saddr, sizeof(a->saddr));
+		__builtin_memcpy(a->daddr, p->key.v6.daddr, sizeof(a->daddr));
 	}
 	return port;
 }
 
 /* Whether an entry does to packets what the kernel has just done. */
-static __always_inline bool xv_same_action(const struct xv_flow *have, const union xv_value *want,
+static __always_inline bool xv_same_action(const struct xv_flow *f, const struct xv_action *a,
 					   int family)
 {
-	const struct xv_flow4 *have4 = (const void *)have;
-	const struct xv_flow6 *have6 = (const void *)have;
+	const struct xv_flow4 *f4 = (const void *)f;
+	const struct xv_flow6 *f6 = (const void *)f;
 
-	if (have->tag != want->f.tag || have->oif != want->f.oif || have->flags != want->f.flags ||
-	    have->sport != want->f.sport || have->dport != want->f.dport)
+	if (f->oif != a->oif || f->flags != a->flags || f->sport != a->sport ||
+	    f->dport != a->dport)
 		return false;
 	for (int i = 0; i < 6; i++)
-		if (have->dst_mac[i] != want->f.dst_mac[i] ||
-		    have->src_mac[i] != want->f.src_mac[i] || have->in_mac[i] != want->f.in_mac[i])
+		if (f->dst_mac[i] != a->dst_mac[i] || f->src_mac[i] != a->src_mac[i] ||
+		    f->in_mac[i] != a->in_mac[i])
 			return false;
 	if (family == 4)
-		return have4->saddr == want->f4.saddr && have4->daddr == want->f4.daddr;
+		return f4->saddr == a->saddr[0] && f4->daddr == a->daddr[0];
 	for (int i = 0; i < 4; i++)
-		if (have6->saddr[i] != want->f6.saddr[i] || have6->daddr[i] != want->f6.daddr[i])
+		if (f6->saddr[i] != a->saddr[i] || f6->daddr[i] != a->daddr[i])
 			return false;
 	return true;
 }
 
-/* Writes or renews the flow's entry; len is the longest segment of the packet. */
-static __always_inline enum xv_reason xv_remember(const union xv_key *k, union xv_value *v,
-						  int family, __u16 len, bool replied,
+static __always_inline void xv_set_action(struct xv_flow *f, const struct xv_action *a, int family)
+{
+	struct xv_flow4 *f4 = (void *)f;
+	struct xv_flow6 *f6 = (void *)f;
+
+	f->oif = a->oif;
+	f->flags = a->flags;
+	f->sport = a->sport;
+	f->dport = a->dport;
+	__builtin_memcpy(f->dst_mac, a->dst_mac, 6);
+	__builtin_memcpy(f->src_mac, a->src_mac, 6);
+	__builtin_memcpy(f->in_mac, a->in_mac, 6);
+	if (family == 4) {
+		f4->saddr = a->saddr[0];
+		f4->daddr = a->daddr[0];
+	} else {
+		__builtin_memcpy(f6->saddr, a->saddr, sizeof(f6->saddr));
+		__builtin_memcpy(f6->daddr, a->daddr, sizeof(f6->daddr));
+	}
+}
+
+/* The packet that is about to leave, as learning sees it. */
+struct xv_lesson {
+	struct xv_action action;
+	__u32 hash; /* of the key that its flow has at ingress */
+	__u16 len; /* of its longest segment, bytes */
+	bool replied;
+};
+
+/* Puts a new entry in the place of what there was. */
+static __always_inline long xv_store(struct xv_flow6 *v, const union xv_key *k, int family,
+				     const struct xv_flow *have, const struct xv_lesson *l,
+				     __u64 now, __u64 interval)
+{
+	__u64 *poll = xv_this_poll();
+
+	if (!poll)
+		return -1;
+	v->f.tag = l->hash;
+	v->f.deadline = now + interval;
+	v->f.max_len = l->len;
+	v->f.slow_poll = *poll;
+	v->f.fast_poll = 0;
+	v->f.born = have ? have->born : now;
+	v->f.packets = have ? have->packets : 0;
+	v->f.bytes = have ? have->bytes : 0;
+	xv_set_action(&v->f, &l->action, family);
+	return family == 4 ? bpf_map_update_elem(&xv_flows4, &k->v4, v, BPF_ANY) :
+			     bpf_map_update_elem(&xv_flows6, &k->v6, v, BPF_ANY);
+}
+
+/* Renews, replaces or makes the flow's entry. */
+static __always_inline enum xv_reason xv_remember(struct xv_flow6 *entry, const union xv_key *k,
+						  int family, const struct xv_lesson *l,
 						  const struct xv_settings *cfg)
 {
 	__u64 now = bpf_ktime_get_coarse_ns();
 	struct xv_flow *have = xv_lookup(k, family);
 	enum xv_reason reason = XV_LEARN_CHANGED;
 
-	if (have && xv_same_action(have, v, family)) {
+	if (have && have->tag == l->hash && xv_same_action(have, &l->action, family)) {
 		if (now <= have->deadline) {
-			if (len > have->max_len)
-				have->max_len = len;
+			if (l->len > have->max_len)
+				have->max_len = l->len;
 			return XV_OK;
 		}
-		have->max_len = len;
+		have->max_len = l->len;
 		barrier();
 		have->deadline = now + cfg->revalidate_ns;
 		return XV_LEARN_RENEWED;
 	}
-	v->f.born = now;
-	if (have) {
-		v->f.born = have->born;
-		v->f.packets = have->packets;
-		v->f.bytes = have->bytes;
-	} else {
+	if (!have) {
 		reason = XV_LEARN_NEW;
-		if (!xv_seen_enough(v->f.tag, replied, now, cfg->revalidate_ns))
+		if (!xv_seen_enough(l->hash, l->replied, now, cfg->revalidate_ns))
 			return XV_LEARN_WAIT;
 	}
-	v->f.max_len = len;
-	v->f.deadline = now + cfg->revalidate_ns;
-	return xv_store(k, v, family) ? XV_LEARN_FULL : reason;
+	return xv_store(entry, k, family, have, l, now, cfg->revalidate_ns) ? XV_LEARN_FULL :
+									      reason;
 }
 
 /*
@@ -205,52 +249,71 @@ static __always_inline enum xv_reason xv_learn_family(struct __sk_buff *skb, int
 	const void *data = (void *)(long)skb->data, *data_end = (void *)(long)skb->data_end;
 	struct sk_buff *kskb = xv_kernel_skb(skb);
 	struct xv_settings *cfg = xv_get_settings();
-	struct xv_ct_view ct = {};
+	struct xv_learning *work;
+	struct xv_ct_view *ct;
+	__u32 zero = 0;
 	struct xv_packet p = {};
-	union xv_value v = {};
+	struct xv_lesson l = {};
 	enum xv_reason reason;
 	bool by_xdp;
 
-	if (!cfg || xv_parse(data, data_end, family, 0, &p))
+	work = bpf_map_lookup_elem(&xv_scratch, &zero);
+	if (!work || !cfg || xv_parse(data, data_end, family, 0, &p))
 		return XV_OK;
+	ct = &work->ct;
+	__builtin_memset(ct, 0, sizeof(*ct));
 	if (skb->mark & cfg->exclude_mark)
 		return XV_LEARN_EXCLUDED;
 	if (((const __u8 *)data)[0] & 1)
 		return XV_LEARN_GROUP;
-	by_xdp = xv_fill_value(skb, data, &p, family, flags, &v);
+	l.action.flags = flags;
+	by_xdp = xv_fill_action(skb, data, &p, family, &l.action);
 
-	xv_ct_find(skb, kskb, &p, family, &ct);
-	if (!ct.tracked) {
-		ct.in = p.key;
-		xv_reverse(&p.key, family, &ct.back);
+	xv_ct_find(skb, kskb, &p, family, ct);
+	if (!ct->tracked) {
+		ct->in = p.key;
+		xv_reverse(&p.key, family, &ct->back);
 	}
-	xv_set_origin(&ct.in, family, skb->ingress_ifindex, p.proto);
-	xv_set_origin(&ct.back, family, skb->ifindex, p.proto);
+	xv_set_origin(&ct->in, family, skb->ingress_ifindex, p.proto);
+	xv_set_origin(&ct->back, family, skb->ifindex, p.proto);
 	if (p.proto == XV_IPPROTO_TCP && (p.tcp_flags & (XV_TCP_FIN | XV_TCP_RST))) {
-		xv_forget(&ct.in, family);
-		xv_forget(&ct.back, family);
-		if (ct.tracked && (p.tcp_flags & XV_TCP_RST))
-			xv_ct_reset(skb, &ct.in, p.proto, family);
+		xv_forget(&ct->in, family);
+		xv_forget(&ct->back, family);
+		if (ct->tracked && (p.tcp_flags & XV_TCP_RST))
+			xv_ct_reset(skb, &ct->in, p.proto, family);
 		return XV_LEARN_CLOSED;
 	}
 	if (xv_eligible(&p) == XV_PASS_TCP_FLAGS)
 		return XV_OK;
-	if (ct.reason)
-		return ct.reason;
-	if (!ct.tracked && p.proto == XV_IPPROTO_TCP && kskb &&
+	if (ct->reason)
+		return ct->reason;
+	if (!ct->tracked && p.proto == XV_IPPROTO_TCP && kskb &&
 	    !xv_ct_is_liberal(kskb->dev->nd_net.net))
 		return XV_LEARN_CT_STRICT;
-	v.f.tag = xv_hash(&ct.in, family);
-	if (!xv_note_matches(skb->tc_index, v.f.tag, &p, &v.f.flags))
+	l.hash = xv_hash(&ct->in, family);
+	if (!xv_note_matches(skb->tc_index, l.hash, &p, &l.action.flags))
 		return XV_LEARN_NOTE_DIFFERS;
-	if (!xv_same_tuple(&ct.in, &p.key, family))
-		v.f.flags |= XV_F_NAT;
+	if (!xv_same_tuple(&ct->in, &p.key, family))
+		l.action.flags |= XV_F_NAT;
 	if (skb->ingress_ifindex == skb->ifindex && !(flags & XV_F_PEER))
-		v.f.flags |= XV_F_BOUNCE;
-	reason = xv_device_objection(kskb, v.f.flags, by_xdp);
+		l.action.flags |= XV_F_BOUNCE;
+	reason = xv_device_objection(kskb, l.action.flags, by_xdp);
 	if (reason)
 		return reason;
-	return xv_remember(&ct.in, &v, family, xv_segment_len(skb, &p), ct.replied, cfg);
+	l.len = xv_segment_len(skb, &p);
+	l.replied = ct->replied;
+	return xv_remember(&work->entry, &ct->in, family, &l, cfg);
+}
+
+/* One function for each family: both at once would not fit on the stack. */
+static __noinline int xv_learn4(struct __sk_buff *skb, __u16 flags)
+{
+	return xv_learn_family(skb, 4, flags);
+}
+
+static __noinline int xv_learn6(struct __sk_buff *skb, __u16 flags)
+{
+	return xv_learn_family(skb, 6, flags);
 }
 
 static __always_inline int xv_learn(struct __sk_buff *skb, __u16 flags)
@@ -261,9 +324,9 @@ static __always_inline int xv_learn(struct __sk_buff *skb, __u16 flags)
 	if (!(skb->tc_index & XV_NOTE_SET) || !skb->ingress_ifindex)
 		reason = XV_LEARN_NO_NOTE;
 	else if (family == 4)
-		reason = xv_learn_family(skb, 4, flags);
+		reason = xv_learn4(skb, flags);
 	else if (family == 6)
-		reason = xv_learn_family(skb, 6, flags);
+		reason = xv_learn6(skb, flags);
 	if (reason)
 		xv_count(reason);
 	return XV_TC_NEXT;

@@ -75,6 +75,15 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } xv_counters SEC(".maps");
 
+/* The NAPI poll that a CPU is in: a number that no other poll has. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} xv_polls SEC(".maps");
+
 /* Settings of the node. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -95,6 +104,13 @@ static __always_inline struct xv_settings *xv_get_settings(void)
 	__u32 zero = 0;
 
 	return bpf_map_lookup_elem(&xv_config, &zero);
+}
+
+static __always_inline __u64 *xv_this_poll(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&xv_polls, &zero);
 }
 
 static __always_inline void xv_count(enum xv_reason reason)

@@ -11,6 +11,7 @@ enum xv_reason {
 	/* to the kernel, decided at ingress */
 	XV_PASS_NO_FLOW, /* not learned */
 	XV_PASS_EXPIRED, /* learned, but the kernel has to confirm it */
+	XV_PASS_POLL, /* learned, but earlier packets of this poll went to the kernel */
 	XV_PASS_TOO_LONG, /* longer than what the kernel has forwarded */
 	XV_PASS_NOT_IP, /* neither IPv4 nor IPv6 */
 	XV_PASS_VLAN, /* carries a VLAN tag */

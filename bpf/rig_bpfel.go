@@ -17,12 +17,17 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	RigProgRigGenerate = "rig_generate"
+	RigProgRigOrder    = "rig_order"
 	RigProgRigWire     = "rig_wire"
+	RigVarRigArrived   = "rig_arrived"
 	RigVarRigFlows     = "rig_flows"
 	RigVarRigHdr       = "rig_hdr"
 	RigVarRigHdrLen    = "rig_hdr_len"
 	RigVarRigIfindex   = "rig_ifindex"
+	RigVarRigLast      = "rig_last"
+	RigVarRigLate      = "rig_late"
 	RigVarRigNext      = "rig_next"
+	RigVarRigNumbered  = "rig_numbered"
 )
 
 // LoadRig returns the embedded CollectionSpec for Rig.
@@ -68,6 +73,7 @@ type RigSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type RigProgramSpecs struct {
 	RigGenerate *ebpf.ProgramSpec `ebpf:"rig_generate"`
+	RigOrder    *ebpf.ProgramSpec `ebpf:"rig_order"`
 	RigWire     *ebpf.ProgramSpec `ebpf:"rig_wire"`
 }
 
@@ -81,11 +87,15 @@ type RigMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type RigVariableSpecs struct {
-	RigFlows   *ebpf.VariableSpec `ebpf:"rig_flows"`
-	RigHdr     *ebpf.VariableSpec `ebpf:"rig_hdr"`
-	RigHdrLen  *ebpf.VariableSpec `ebpf:"rig_hdr_len"`
-	RigIfindex *ebpf.VariableSpec `ebpf:"rig_ifindex"`
-	RigNext    *ebpf.VariableSpec `ebpf:"rig_next"`
+	RigArrived  *ebpf.VariableSpec `ebpf:"rig_arrived"`
+	RigFlows    *ebpf.VariableSpec `ebpf:"rig_flows"`
+	RigHdr      *ebpf.VariableSpec `ebpf:"rig_hdr"`
+	RigHdrLen   *ebpf.VariableSpec `ebpf:"rig_hdr_len"`
+	RigIfindex  *ebpf.VariableSpec `ebpf:"rig_ifindex"`
+	RigLast     *ebpf.VariableSpec `ebpf:"rig_last"`
+	RigLate     *ebpf.VariableSpec `ebpf:"rig_late"`
+	RigNext     *ebpf.VariableSpec `ebpf:"rig_next"`
+	RigNumbered *ebpf.VariableSpec `ebpf:"rig_numbered"`
 }
 
 // RigObjects contains all objects after they have been loaded into the kernel.
@@ -118,11 +128,15 @@ func (m *RigMaps) Close() error {
 //
 // It can be passed to LoadRigObjects or ebpf.CollectionSpec.LoadAndAssign.
 type RigVariables struct {
-	RigFlows   *ebpf.Variable `ebpf:"rig_flows"`
-	RigHdr     *ebpf.Variable `ebpf:"rig_hdr"`
-	RigHdrLen  *ebpf.Variable `ebpf:"rig_hdr_len"`
-	RigIfindex *ebpf.Variable `ebpf:"rig_ifindex"`
-	RigNext    *ebpf.Variable `ebpf:"rig_next"`
+	RigArrived  *ebpf.Variable `ebpf:"rig_arrived"`
+	RigFlows    *ebpf.Variable `ebpf:"rig_flows"`
+	RigHdr      *ebpf.Variable `ebpf:"rig_hdr"`
+	RigHdrLen   *ebpf.Variable `ebpf:"rig_hdr_len"`
+	RigIfindex  *ebpf.Variable `ebpf:"rig_ifindex"`
+	RigLast     *ebpf.Variable `ebpf:"rig_last"`
+	RigLate     *ebpf.Variable `ebpf:"rig_late"`
+	RigNext     *ebpf.Variable `ebpf:"rig_next"`
+	RigNumbered *ebpf.Variable `ebpf:"rig_numbered"`
 }
 
 // RigPrograms contains all programs after they have been loaded into the kernel.
@@ -130,12 +144,14 @@ type RigVariables struct {
 // It can be passed to LoadRigObjects or ebpf.CollectionSpec.LoadAndAssign.
 type RigPrograms struct {
 	RigGenerate *ebpf.Program `ebpf:"rig_generate"`
+	RigOrder    *ebpf.Program `ebpf:"rig_order"`
 	RigWire     *ebpf.Program `ebpf:"rig_wire"`
 }
 
 func (p *RigPrograms) Close() error {
 	return _RigClose(
 		p.RigGenerate,
+		p.RigOrder,
 		p.RigWire,
 	)
 }

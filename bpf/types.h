@@ -43,6 +43,8 @@ struct xv_flow {
 	__u8 src_mac[6];
 	__u8 in_mac[6]; /* destination of the frames that come in (XDP checks it) */
 	__u8 pad[2];
+	__u64 slow_poll; /* poll in which the flow's packets go to the kernel */
+	__u64 fast_poll; /* poll in which they have taken the fast path near its end */
 	__u64 born; /* coarse monotonic ns */
 	__u64 packets; /* on the fast path */
 	__u64 bytes; /* IP bytes on the fast path */

@@ -49,6 +49,17 @@ int xv_learn_uplink(struct __sk_buff *skb)
 	return xv_learn(skb, 0);
 }
 
+/* The end of a NAPI poll. */
+SEC("tp_btf/napi_poll")
+int BPF_PROG(xv_on_poll)
+{
+	__u64 *poll = xv_this_poll();
+
+	if (poll)
+		(*poll)++;
+	return 0;
+}
+
 static __always_inline bool xv_in_node(const struct net_device *dev, const struct xv_settings *cfg)
 {
 	return dev->nd_net.net->net_cookie == cfg->netns_cookie;

@@ -26,6 +26,9 @@ const volatile __u8 rig_hdr[RIG_HDR_MAX];
 const volatile __u32 rig_hdr_len;
 const volatile __u32 rig_flows = 1;
 
+/* Writes a number into the first bytes of each payload, for rig_order to check. */
+const volatile bool rig_numbered;
+
 __u32 rig_next;
 
 /* The UDP source port moves on, and the checksum with it. */
@@ -58,12 +61,39 @@ int rig_generate(struct xdp_md *ctx)
 	for (int i = 0; i < RIG_HDR_MAX; i++)
 		if (i < 42 || rig_hdr_len > 42)
 			data[i] = rig_hdr[i];
-	if (rig_flows > 1) {
-		__u32 n = rig_next++ % rig_flows;
-
-		rig_vary(rig_hdr_len > 42 ? data + 54 : data + 34, n);
-	}
+	if (rig_numbered && data + 66 <= (__u8 *)data_end)
+		*(__u32 *)(data + (rig_hdr_len > 42 ? 62 : 42)) = ++rig_next;
+	else if (rig_flows > 1)
+		rig_vary(rig_hdr_len > 42 ? data + 54 : data + 34, rig_next++ % rig_flows);
 	return bpf_redirect(rig_ifindex, 0);
+}
+
+__u64 rig_arrived;
+__u64 rig_late; /* arrived behind a packet with a higher number */
+__u32 rig_last;
+
+/* Counts and drops the numbered packets that a host receives. */
+SEC("tcx/ingress")
+int rig_order(struct __sk_buff *skb)
+{
+	__u8 *data = (void *)(long)skb->data;
+	__u32 n;
+
+	if (skb->protocol == bpf_htons(0x0800)) {
+		if (data + 46 > (__u8 *)(long)skb->data_end || data[23] != 17)
+			return -1;
+		n = *(__u32 *)(data + 42);
+	} else {
+		if (data + 66 > (__u8 *)(long)skb->data_end || data[20] != 17)
+			return -1;
+		n = *(__u32 *)(data + 62);
+	}
+	rig_arrived++;
+	if ((__s32)(n - rig_last) < 0)
+		rig_late++;
+	else
+		rig_last = n;
+	return 2;
 }
 
 char rig_license[] SEC("license") = "Dual BSD/GPL";

@@ -168,6 +168,7 @@ func (d *Datapath) pinnedMaps() map[string]**ebpf.Map {
 		"xv_losses":     &d.maps.XvLosses,
 		"xv_counters":   &d.maps.XvCounters,
 		"xv_config":     &d.maps.XvConfig,
+		"xv_polls":      &d.maps.XvPolls,
 	}
 }
 
@@ -223,7 +224,27 @@ func (d *Datapath) load(s Settings) error {
 		return fmt.Errorf("load the programs: %w", err)
 	}
 	d.progs, d.maps = objs.DatapathPrograms, objs.DatapathMaps
+	if err := d.numberPolls(); err != nil {
+		return err
+	}
 	return d.initSettings(next, s)
+}
+
+// numberPolls starts each CPU's count of polls at a number of its own. A new start
+// while flows are live costs them at most one poll on the kernel's path.
+func (d *Datapath) numberPolls() error {
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return fmt.Errorf("count the CPUs: %w", err)
+	}
+	starts := make([]uint64, cpus)
+	for cpu := range starts {
+		starts[cpu] = uint64(cpu+1) << 48
+	}
+	if err := d.maps.XvPolls.Put(uint32(0), starts); err != nil {
+		return fmt.Errorf("number the polls: %w", err)
+	}
+	return nil
 }
 
 // oldSettings reads the settings of programs that ran before; all zero if none did.
@@ -305,6 +326,7 @@ func (d *Datapath) pinPrograms() error {
 	for name, prog := range map[string]*ebpf.Program{
 		"link_redirect_err": d.progs.XvOnRedirectErr,
 		"link_devmap_xmit":  d.progs.XvOnDevmapXmit,
+		"link_poll":         d.progs.XvOnPoll,
 	} {
 		l, err := link.AttachTracing(link.TracingOptions{Program: prog})
 		if err != nil {

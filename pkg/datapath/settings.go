@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -15,7 +16,14 @@ import (
 	"github.com/xveth/xveth/bpf"
 )
 
-const liberalSysctl = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal"
+// What conntrack has to tolerate in a fast TCP connection, of which it sees few packets.
+const (
+	// liberalSysctl lets packets pass that lie outside the window it has seen.
+	liberalSysctl = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal"
+	// resetSysctl lets a RST pass whose sequence number seems old, as any does once
+	// 2 GiB have gone by.
+	resetSysctl = "/proc/sys/net/netfilter/nf_conntrack_tcp_ignore_invalid_rst"
+)
 
 func (d *Datapath) settings() (bpf.DatapathXvSettings, error) {
 	var s bpf.DatapathXvSettings
@@ -82,28 +90,35 @@ func netnsCookie() (uint64, error) {
 	return cookie, nil
 }
 
-// EnsureLiberal lets conntrack accept TCP packets outside the window that it has
-// seen (net.netfilter.nf_conntrack_tcp_be_liberal=1): of a fast flow it sees few.
-// Nothing is to be done where conntrack is missing.
+// EnsureLiberal makes conntrack tolerate that it sees few packets of a fast TCP
+// connection (net.netfilter.nf_conntrack_tcp_be_liberal and _tcp_ignore_invalid_rst
+// become 1). Nothing is to be done where conntrack, or a setting, is missing.
 func EnsureLiberal() error {
-	on, err := IsLiberal()
+	return errors.Join(ensureOn(liberalSysctl), ensureOn(resetSysctl))
+}
+
+// IsLiberal says whether conntrack's TCP window checks are liberal, or missing.
+func IsLiberal() (bool, error) { return isOn(liberalSysctl) }
+
+func ensureOn(sysctl string) error {
+	on, err := isOn(sysctl)
 	if err != nil || on {
 		return err
 	}
-	if err := os.WriteFile(liberalSysctl, []byte("1"), 0); err != nil {
-		return fmt.Errorf("set nf_conntrack_tcp_be_liberal: %w", err)
+	if err := os.WriteFile(sysctl, []byte("1"), 0); err != nil {
+		return fmt.Errorf("set %s: %w", filepath.Base(sysctl), err)
 	}
 	return nil
 }
 
-// IsLiberal says whether conntrack's TCP window checks are liberal, or missing.
-func IsLiberal() (bool, error) {
-	b, err := os.ReadFile(liberalSysctl)
+// isOn is also true when there is no such setting.
+func isOn(sysctl string) (bool, error) {
+	b, err := os.ReadFile(sysctl)
 	if errors.Is(err, fs.ErrNotExist) {
 		return true, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("read nf_conntrack_tcp_be_liberal: %w", err)
+		return false, fmt.Errorf("read %s: %w", filepath.Base(sysctl), err)
 	}
 	return strings.TrimSpace(string(b)) != "0", nil
 }

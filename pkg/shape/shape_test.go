@@ -34,6 +34,10 @@ var (
 	hostVeth = veth.HostName("net", "pod", "eth0")
 )
 
+// The main thread cannot die when a test leaves it in another namespace, so
+// nothing but the main goroutine may use it.
+func init() { runtime.LockOSThread() }
+
 // newNS makes a network namespace, removed after the test, and returns the
 // file that holds it.
 func newNS(t *testing.T) ns.NetNS {
@@ -135,6 +139,43 @@ func rate(t *testing.T, from, to ns.NetNS, ip string) float64 {
 		}
 	}
 	return float64(total) * 8 / time.Since(first).Seconds()
+}
+
+// A packet longer than the bucket is deep would never pass.
+func TestLongestPacketPasses(t *testing.T) {
+	t.Parallel()
+	host, pod := attach(t)
+	l := Limits{IngressRate: 100 * megabit, IngressBurst: 8000, EgressRate: 9_999 * megabit, EgressBurst: 8000}
+	if err := in(host, func() error { return Ensure(hostVeth, key, jumbo, l) }); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		from, to ns.NetNS
+		ip       string
+	}{{host, pod, podIP}, {pod, host, gateway}} {
+		var pc net.PacketConn
+		if err := in(tc.to, func() (err error) { pc, err = net.ListenPacket("udp", tc.ip+":0"); return err }); err != nil {
+			t.Fatal(err)
+		}
+		defer pc.Close()
+		const payload = jumbo - 28
+		err := in(tc.from, func() error {
+			c, err := net.Dial("udp", pc.LocalAddr().String())
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			_, err = c.Write(make([]byte, payload))
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = pc.SetReadDeadline(time.Now().Add(2 * time.Second))
+		if n, _, err := pc.ReadFrom(make([]byte, jumbo)); err != nil || n != payload {
+			t.Errorf("to %s: got %d bytes, %v", tc.ip, n, err)
+		}
+	}
 }
 
 // The segments of a local jumbo MTU are longer than the burst asked for.

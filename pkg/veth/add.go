@@ -12,11 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const (
-	featureGRO        = "rx-gro"
-	featureTxChecksum = "tx-checksum-ip-generic"
-)
-
 // maker holds what the steps of Add share.
 type maker struct {
 	*plan
@@ -155,7 +150,7 @@ func (m *maker) bringUp() error {
 	}
 	// Before the host's end goes up: it is then that the kernel notes whether the
 	// device takes redirected frames (veth_set_xdp_features).
-	if err := m.setOffloads(); err != nil {
+	if err := m.pod.offloads.set(m.IfName, m.TxChecksumOff); err != nil {
 		return err
 	}
 	if err := m.host.LinkSetUp(host); err != nil {
@@ -184,14 +179,18 @@ func (m *maker) bringUp() error {
 // waiting for duplicate address detection. Where IPv6 is off there is less to
 // set.
 func (m *maker) hostSysctls() error {
-	if err := setSysctl("1", "net", "ipv4", "conf", m.hostName, "arp_notify"); err != nil {
+	if err := writeSysctl("1", "net", "ipv4", "conf", m.hostName, "arp_notify"); err != nil {
 		return err
 	}
 	for _, s := range [][2]string{{"accept_ra", "0"}, {"accept_dad", "0"}, {"ndisc_notify", "1"}} {
-		err := setSysctl(s[1], "net", "ipv6", "conf", m.hostName, s[0])
-		if err != nil && (m.v6 || !errors.Is(err, fs.ErrNotExist)) {
+		err := writeSysctl(s[1], "net", "ipv6", "conf", m.hostName, s[0])
+		if err == nil {
+			continue
+		}
+		if m.v6 || !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
+		break
 	}
 	return nil
 }
@@ -199,7 +198,7 @@ func (m *maker) hostSysctls() error {
 // podSysctls runs in the pod's namespace.
 func (m *maker) podSysctls() error {
 	if m.v4 {
-		if err := setSysctl("1", "net", "ipv4", "conf", m.IfName, "arp_notify"); err != nil {
+		if err := writeSysctl("1", "net", "ipv4", "conf", m.IfName, "arp_notify"); err != nil {
 			return err
 		}
 	}
@@ -214,7 +213,7 @@ func (m *maker) podSysctls() error {
 		}
 	}
 	for _, s := range [][2]string{{"accept_dad", "0"}, {"ndisc_notify", "1"}} {
-		if err := setSysctl(s[1], "net", "ipv6", "conf", m.IfName, s[0]); err != nil {
+		if err := writeSysctl(s[1], "net", "ipv6", "conf", m.IfName, s[0]); err != nil {
 			return err
 		}
 	}
@@ -224,34 +223,6 @@ func (m *maker) podSysctls() error {
 	}
 	m.podWatch, err = newAddrWatch()
 	return err
-}
-
-// setOffloads turns on generic receive offload at the pod's end, which makes
-// it run NAPI: without it every frame that XDP redirects into the veth is lost.
-func (m *maker) setOffloads() error {
-	want := map[string]bool{featureGRO: true}
-	if m.TxChecksumOff {
-		want[featureTxChecksum] = false
-	}
-	if err := m.pod.tool.Change(m.IfName, want); err != nil {
-		return fmt.Errorf("turn on %s of %q in the pod: %w", featureGRO, m.IfName, err)
-	}
-	return m.pod.checkOffloads(m.IfName, m.TxChecksumOff)
-}
-
-// checkOffloads compares the offloads of the pod's end.
-func (p *podNS) checkOffloads(ifname string, txChecksumOff bool) error {
-	have, err := p.tool.Features(ifname)
-	if err != nil {
-		return fmt.Errorf("read the offloads of %q in the pod: %w", ifname, err)
-	}
-	if !have[featureGRO] {
-		return fmt.Errorf("offload %s of %q in the pod is off: frames redirected to it would be lost", featureGRO, ifname)
-	}
-	if txChecksumOff && have[featureTxChecksum] {
-		return fmt.Errorf("offload %s of %q in the pod is on: redirected frames would carry no checksum", featureTxChecksum, ifname)
-	}
-	return nil
 }
 
 // byIndex names a link by its index alone.

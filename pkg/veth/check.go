@@ -46,7 +46,7 @@ func Check(cfg Config) error {
 	if err := c.links(); err != nil {
 		return err
 	}
-	if err := pod.checkOffloads(p.IfName, p.TxChecksumOff); err != nil {
+	if err := pod.offloads.check(p.IfName, p.TxChecksumOff); err != nil {
 		return fmt.Errorf("%w: %w", ErrMissing, err)
 	}
 	for _, step := range []func() error{c.podAddresses, c.podRoutes, c.hostAddresses, c.hostRoutes} {

@@ -5,13 +5,10 @@ package veth
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"strings"
-	"syscall"
 
 	"github.com/containernetworking/plugins/pkg/ns"
-	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -20,9 +17,9 @@ import (
 // stay in the namespace that they were opened in, so that only opening them
 // and writing sysctls need a thread in there.
 type podNS struct {
-	ns   ns.NetNS
-	nl   *netlink.Handle
-	tool *ethtool.Ethtool
+	ns       ns.NetNS
+	nl       *netlink.Handle
+	offloads *offloads
 }
 
 // openPod opens the namespace of a pod.
@@ -71,17 +68,13 @@ func (p *podNS) openSockets() error {
 			return fmt.Errorf("open netlink: %w", err)
 		}
 		p.nl = nl
-		if p.tool, err = ethtool.NewEthtool(); err != nil {
-			return fmt.Errorf("open ethtool: %w", err)
-		}
-		return nil
+		p.offloads, err = newOffloads()
+		return err
 	})
 }
 
 func (p *podNS) close() {
-	if p.tool != nil {
-		p.tool.Close()
-	}
+	p.offloads.close()
 	if p.nl != nil {
 		p.nl.Close()
 	}
@@ -91,11 +84,15 @@ func (p *podNS) close() {
 // setSysctl writes a sysctl of the calling thread's namespace unless it has
 // the value already.
 func setSysctl(value string, path ...string) error {
-	file := sysctlFile(path...)
-	if old, err := os.ReadFile(file); err == nil && strings.TrimSpace(string(old)) == value {
+	if old, err := getSysctl(path...); err == nil && old == value {
 		return nil
 	}
-	if err := os.WriteFile(file, []byte(value), 0); err != nil {
+	return writeSysctl(value, path...)
+}
+
+// writeSysctl writes a sysctl of the calling thread's namespace.
+func writeSysctl(value string, path ...string) error {
+	if err := os.WriteFile(sysctlFile(path...), []byte(value), 0); err != nil {
 		return fmt.Errorf("set %s to %s: %w", strings.Join(path, "."), value, err)
 	}
 	return nil
@@ -108,11 +105,3 @@ func getSysctl(path ...string) (string, error) {
 
 // sysctlFile takes parts, not a dotted name: interface names may hold dots.
 func sysctlFile(path ...string) string { return "/proc/sys/" + strings.Join(path, "/") }
-
-// vanished says whether an error means that a file, process or namespace is
-// no longer there.
-func vanished(err error) bool {
-	var gone ns.NSPathNotExistErr
-	return errors.As(err, &gone) || errors.Is(err, fs.ErrNotExist) ||
-		errors.Is(err, syscall.ESRCH) || errors.Is(err, syscall.ENOTDIR)
-}

@@ -62,7 +62,7 @@ func findByPeer(host *netlink.Handle, name, alias, ifname, netnsPath string) (ne
 		return nil, nil
 	}
 	pod, err := openPod(netnsPath)
-	if vanished(err) || errors.Is(err, ErrNetns) {
+	if errors.Is(err, ErrNetns) { // gone, most likely with the pair
 		return nil, nil
 	}
 	if err != nil {

@@ -13,6 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// The main thread cannot die when a test leaves it in another namespace, so
+// nothing but the main goroutine may use it.
+func init() { runtime.LockOSThread() }
+
 // testNS is a network namespace that a test made.
 type testNS struct {
 	t    testing.TB

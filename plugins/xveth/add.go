@@ -59,7 +59,7 @@ func add(ctx context.Context, a *attachment) error {
 	if err := a.masquerade(p); err != nil {
 		return err
 	}
-	if err := a.shape(pair, p.veth.MTU); err != nil {
+	if err := a.shape(pair.HostName, p.veth.MTU); err != nil {
 		return err
 	}
 	// A pod without a fast path is a working pod: never fail for it.
@@ -79,7 +79,7 @@ func (a *attachment) removeLink() error {
 	index := hostIndex(veth.HostName(a.conf.Name, a.args.ContainerID, a.args.IfName))
 	err := errors.Join(
 		veth.Del(a.conf.Name, a.args.ContainerID, a.args.IfName, a.args.Netns),
-		a.unshape(a.args.ContainerID, a.args.IfName),
+		a.unshape(),
 	)
 	if err != nil {
 		return err

@@ -46,10 +46,11 @@ func check(ctx context.Context, a *attachment) error {
 			return err
 		}
 	}
-	if err := a.checkShape(cfg.MTU); err != nil {
+	hostName := veth.HostName(a.conf.Name, a.args.ContainerID, a.args.IfName)
+	if err := a.checkShape(hostName, cfg.MTU); err != nil {
 		return err
 	}
-	return a.checkArmed(veth.HostName(a.conf.Name, a.args.ContainerID, a.args.IfName))
+	return a.checkArmed(hostName)
 }
 
 // fromResult is the pair that a result describes. A result before version 1.1 has no

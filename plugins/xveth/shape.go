@@ -3,15 +3,60 @@
 package main
 
 import (
+	"errors"
+
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/xveth/xveth/pkg/shape"
 	"github.com/xveth/xveth/pkg/veth"
 )
 
-func (a *attachment) shape(*veth.Pair, int) error { return nil }
+// key names the attachment for its limits.
+func (a *attachment) key() string {
+	return veth.Key(a.conf.Name, a.args.ContainerID, a.args.IfName)
+}
 
-func (a *attachment) unshape(containerID, ifname string) error { return nil }
+func (a *attachment) limits() shape.Limits {
+	b := a.conf.Runtime.Bandwidth
+	if b == nil {
+		return shape.Limits{}
+	}
+	return shape.Limits(*b)
+}
 
-func (a *attachment) unshapeInvalid([]types.GCAttachment) error { return nil }
+// shape limits the pod's bandwidth where the runtime asked for it.
+func (a *attachment) shape(hostName string, mtu int) error {
+	if a.conf.Runtime.Bandwidth == nil {
+		return nil
+	}
+	return shape.Ensure(hostName, a.key(), mtu, a.limits())
+}
 
-func (a *attachment) checkShape(int) error { return nil }
+func (a *attachment) checkShape(hostName string, mtu int) error {
+	if a.conf.Runtime.Bandwidth == nil {
+		return nil
+	}
+	return shape.Check(hostName, a.key(), mtu, a.limits())
+}
+
+// unshape removes what the limits need besides the pair.
+func (a *attachment) unshape() error { return shape.Remove(a.key()) }
+
+// unshapeInvalid removes it for attachments that are no longer valid.
+func (a *attachment) unshapeInvalid(valid []types.GCAttachment) error {
+	devices, err := shape.List(a.conf.Name)
+	if err != nil {
+		return err
+	}
+	keep := map[string]bool{}
+	for _, v := range valid {
+		keep[shape.DeviceName(veth.Key(a.conf.Name, v.ContainerID, v.IfName))] = true
+	}
+	var failed error
+	for _, d := range devices {
+		if !keep[d.Name] {
+			failed = errors.Join(failed, shape.RemoveByName(d.Name))
+		}
+	}
+	return failed
+}

@@ -13,6 +13,7 @@ import (
 	cniversion "github.com/containernetworking/cni/pkg/version"
 
 	"github.com/xveth/xveth/pkg/netconf"
+	"github.com/xveth/xveth/pkg/shape"
 	"github.com/xveth/xveth/pkg/veth"
 )
 
@@ -66,7 +67,7 @@ func cniError(err error) error {
 	switch {
 	case errors.Is(err, veth.ErrNetns):
 		code = types.ErrInvalidNetNS
-	case errors.Is(err, veth.ErrInvalid), errors.Is(err, veth.ErrNoIPv6):
+	case errors.Is(err, veth.ErrInvalid), errors.Is(err, veth.ErrNoIPv6), errors.Is(err, shape.ErrInvalid):
 		code = types.ErrInvalidNetworkConfig
 	}
 	return types.NewError(code, err.Error(), "")

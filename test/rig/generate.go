@@ -32,6 +32,9 @@ type UDPFlows struct {
 	Size int
 	// NoChecksum leaves the UDP checksum out (IPv4 only).
 	NoChecksum bool
+	// Numbered writes a number into each packet of one flow, for NewOrderSink to
+	// check. The checksum does not cover it.
+	Numbered bool
 }
 
 // Generator sends UDP frames into the node's uplink as fast as one core can.
@@ -67,6 +70,7 @@ func (r *Rig) NewGenerator(f UDPFlows) (*Generator, error) {
 		g.objs, err = loadRig(map[string]any{
 			"rig_ifindex": uint32(out.Attrs().Index), "rig_hdr": raw,
 			"rig_hdr_len": uint32(hdr), "rig_flows": uint32(max(f.Flows, 1)),
+			"rig_numbered": f.Numbered,
 		})
 		return err
 	})

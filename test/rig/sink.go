@@ -6,9 +6,14 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/xveth/xveth/bpf"
 )
 
 // Sink counts and drops UDP packets to one port as soon as a host's own stack has
@@ -86,4 +91,45 @@ func (s *Sink) Close() error {
 		c.DelTable(s.chain.Table)
 		return c.Flush()
 	})
+}
+
+// OrderSink counts and drops numbered packets as a host receives them.
+type OrderSink struct {
+	host *Host
+	objs *bpf.RigObjects
+	link link.Link
+}
+
+// NewOrderSink starts counting on an interface of a host.
+func NewOrderSink(h *Host, dev string) (*OrderSink, error) {
+	s := &OrderSink{host: h}
+	err := h.Do(func() error {
+		l, err := netlink.LinkByName(dev)
+		if err != nil {
+			return err
+		}
+		if s.objs, err = loadRig(nil); err != nil {
+			return err
+		}
+		s.link, err = link.AttachTCX(link.TCXOptions{
+			Interface: l.Attrs().Index, Program: s.objs.RigOrder, Attach: ebpf.AttachTCXIngress,
+		})
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%s: start an order sink: %w", h.Name, err)
+	}
+	return s, nil
+}
+
+// Counts returns how many packets arrived, and how many of them behind a later one.
+func (s *OrderSink) Counts() (arrived, late uint64, err error) {
+	err = errors.Join(s.objs.RigArrived.Get(&arrived), s.objs.RigLate.Get(&late))
+	return arrived, late, err
+}
+
+// Close stops counting.
+func (s *OrderSink) Close() {
+	_ = s.link.Close()
+	_ = s.objs.Close()
 }

@@ -28,6 +28,7 @@
 
 /* Verdicts of tcx; as those of a clsact filter they mean the same. */
 #define XV_TC_NEXT (-1)
+#define XV_TC_DROP 2
 
 /* The ingress note: the top bit says that there is one, the others are a hash. */
 #define XV_NOTE_SET 0x8000
@@ -38,6 +39,8 @@
 #define XV_F_ROUTED (1 << 1) /* the kernel routed it: TTL or hop limit falls by one */
 #define XV_F_PEER (1 << 2) /* the way out is a pod: go to the veth's other end */
 #define XV_F_BOUNCE (1 << 3) /* the way out is the way in */
+#define XV_F_REPLY (1 << 4) /* to conntrack these packets are the answer */
+#define XV_F_GRACE (1 << 5) /* its deadline was put off once (rescue.h) */
 
 /* Conntrack (include/uapi/linux/netfilter/nf_conntrack_{common,tcp}.h). */
 #define XV_CT_INFO_MASK 7
@@ -47,7 +50,11 @@
 #define XV_CT_SEQ_ADJUST (1 << 6)
 #define XV_CT_DYING (1 << 9)
 #define XV_CT_TCP_ESTABLISHED 3
+#define XV_CT_TCP_BE_LIBERAL 0x08 /* ct->proto.tcp.seen[].flags */
 #define XV_CT_RST_TIMEOUT_MS 10000 /* what conntrack gives a connection in state CLOSE */
+
+/* How long a deadline is put off for a rescue, in ns (rescue.h). */
+#define XV_GRACE_NS 50000000
 
 /* enum netdev_xdp_act, NETDEV_XDP_ACT_NDO_XMIT: the device takes frames. */
 #define XV_XDP_ACT_NDO_XMIT 4

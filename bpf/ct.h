@@ -17,7 +17,8 @@ const volatile __u32 xv_ct_opts_len = 16;
 /* A flow's two sides as conntrack has them, and what stands against learning it. */
 struct xv_ct_view {
 	bool tracked;
-	bool replied;
+	bool reply; /* the packet goes the way of the answer */
+	bool replied; /* there has been an answer */
 	enum xv_reason reason; /* XV_OK, or why its packets are not learned from */
 	union xv_key in; /* as this packet came in */
 	union xv_key back; /* as packets the other way come in */
@@ -99,6 +100,7 @@ static __always_inline void xv_ct_fill(const struct nf_conn *ct, bool reply, __u
 				       struct xv_ct_view *v)
 {
 	v->tracked = true;
+	v->reply = reply;
 	v->replied = ct->status & XV_CT_SEEN_REPLY;
 	v->reason = xv_ct_objection(ct, proto);
 	if (reply) {

@@ -89,8 +89,9 @@ type DatapathXvLearning struct {
 	Ct struct {
 		_       structs.HostLayout
 		Tracked bool
+		Reply   bool
 		Replied bool
-		_       [2]byte
+		_       [1]byte
 		Reason  uint32
 		In      struct {
 			_  structs.HostLayout
@@ -141,23 +142,24 @@ const (
 	DatapathXvReasonXV_PASS_DEVICE          DatapathXvReason = 17
 	DatapathXvReasonXV_PASS_RACE            DatapathXvReason = 18
 	DatapathXvReasonXV_PASS_FOREIGN_INGRESS DatapathXvReason = 19
-	DatapathXvReasonXV_LEARN_NEW            DatapathXvReason = 20
-	DatapathXvReasonXV_LEARN_RENEWED        DatapathXvReason = 21
-	DatapathXvReasonXV_LEARN_CHANGED        DatapathXvReason = 22
-	DatapathXvReasonXV_LEARN_CLOSED         DatapathXvReason = 23
-	DatapathXvReasonXV_LEARN_WAIT           DatapathXvReason = 24
-	DatapathXvReasonXV_LEARN_NO_NOTE        DatapathXvReason = 25
-	DatapathXvReasonXV_LEARN_NOTE_DIFFERS   DatapathXvReason = 26
-	DatapathXvReasonXV_LEARN_EXCLUDED       DatapathXvReason = 27
-	DatapathXvReasonXV_LEARN_GROUP          DatapathXvReason = 28
-	DatapathXvReasonXV_LEARN_CT_STATE       DatapathXvReason = 29
-	DatapathXvReasonXV_LEARN_CT_HELPER      DatapathXvReason = 30
-	DatapathXvReasonXV_LEARN_CT_STRICT      DatapathXvReason = 31
-	DatapathXvReasonXV_LEARN_QDISC          DatapathXvReason = 32
-	DatapathXvReasonXV_LEARN_NO_XMIT        DatapathXvReason = 33
-	DatapathXvReasonXV_LEARN_FOREIGN_EGRESS DatapathXvReason = 34
-	DatapathXvReasonXV_LEARN_FULL           DatapathXvReason = 35
-	DatapathXvReasonXV_REASON_MAX           DatapathXvReason = 36
+	DatapathXvReasonXV_DROP_CT_STRICT       DatapathXvReason = 20
+	DatapathXvReasonXV_LEARN_NEW            DatapathXvReason = 21
+	DatapathXvReasonXV_LEARN_RENEWED        DatapathXvReason = 22
+	DatapathXvReasonXV_LEARN_CHANGED        DatapathXvReason = 23
+	DatapathXvReasonXV_LEARN_CLOSED         DatapathXvReason = 24
+	DatapathXvReasonXV_LEARN_WAIT           DatapathXvReason = 25
+	DatapathXvReasonXV_LEARN_NO_NOTE        DatapathXvReason = 26
+	DatapathXvReasonXV_LEARN_NOTE_DIFFERS   DatapathXvReason = 27
+	DatapathXvReasonXV_LEARN_EXCLUDED       DatapathXvReason = 28
+	DatapathXvReasonXV_LEARN_GROUP          DatapathXvReason = 29
+	DatapathXvReasonXV_LEARN_CT_STATE       DatapathXvReason = 30
+	DatapathXvReasonXV_LEARN_CT_HELPER      DatapathXvReason = 31
+	DatapathXvReasonXV_LEARN_CT_STRICT      DatapathXvReason = 32
+	DatapathXvReasonXV_LEARN_QDISC          DatapathXvReason = 33
+	DatapathXvReasonXV_LEARN_NO_XMIT        DatapathXvReason = 34
+	DatapathXvReasonXV_LEARN_FOREIGN_EGRESS DatapathXvReason = 35
+	DatapathXvReasonXV_LEARN_FULL           DatapathXvReason = 36
+	DatapathXvReasonXV_REASON_MAX           DatapathXvReason = 37
 )
 
 type DatapathXvSettings struct {

@@ -94,7 +94,6 @@ static __always_inline void xv_copy_action(const struct xv_flow *f, int family, 
 	a->dport = f->dport;
 	__builtin_memcpy(a->dst_mac, f->dst_mac, 6);
 	__builtin_memcpy(a->src_mac, f->src_mac, 6);
-	__builtin_memcpy(a->in_mac, f->in_mac, 6);
 	if (family == 4) {
 		const struct xv_flow4 *f4 = (const void *)f;
 
@@ -108,14 +107,21 @@ static __always_inline void xv_copy_action(const struct xv_flow *f, int family, 
 	}
 }
 
+static __always_inline bool xv_same_mac(const __u8 *a, const __u8 *b)
+{
+	return *(const __u32 *)a == *(const __u32 *)b &&
+	       *(const __u16 *)(a + 4) == *(const __u16 *)(b + 4);
+}
+
 /*
  * Finds what to do with a packet of segments of up to seg_len bytes, and counts
- * it on its flow. A packet that is longer than what the kernel has forwarded ends
+ * it on its flow. mac is the destination of a frame; NULL for an skb, of which the
+ * kernel knows whether it is for the node. A packet that is longer than what the kernel has forwarded ends
  * the entry: the whole flow goes to the kernel until egress has confirmed it, so
  * that a shorter packet cannot overtake the long one.
  */
 static __always_inline enum xv_reason xv_find(const struct xv_packet *p, int family, __u16 seg_len,
-					      __u32 segs, struct xv_action *a)
+					      __u32 segs, const __u8 *mac, struct xv_action *a)
 {
 	struct xv_settings *cfg = xv_get_settings();
 	enum xv_reason reason;
@@ -129,6 +135,8 @@ static __always_inline enum xv_reason xv_find(const struct xv_packet *p, int fam
 	reason = xv_check_deadline(f, cfg->revalidate_ns, now);
 	if (reason)
 		return reason;
+	if (mac && !xv_same_mac(mac, f->in_mac))
+		return XV_PASS_NOT_FOR_US;
 	if (seg_len > f->max_len) {
 		xv_expire(f);
 		return XV_PASS_TOO_LONG;

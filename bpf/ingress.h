@@ -4,6 +4,7 @@
 
 #include "device.h"
 #include "flow.h"
+#include "rescue.h"
 
 /* Whether the frame holds the whole IP packet; surplus is its padding, in bytes. */
 static __always_inline bool xv_xdp_is_whole(struct xdp_md *ctx, __u32 len, __u32 *surplus)
@@ -14,12 +15,6 @@ static __always_inline bool xv_xdp_is_whole(struct xdp_md *ctx, __u32 len, __u32
 		linear = bpf_xdp_get_buff_len(ctx);
 	*surplus = linear - len;
 	return linear >= len;
-}
-
-static __always_inline bool xv_same_mac(const __u8 *a, const __u8 *b)
-{
-	return *(const __u32 *)a == *(const __u32 *)b &&
-	       *(const __u16 *)(a + 4) == *(const __u16 *)(b + 4);
 }
 
 /* The checksum of a frame's TCP or UDP header, which is always complete. */
@@ -55,11 +50,9 @@ static __always_inline enum xv_reason xv_xdp_family(struct xdp_md *ctx, int fami
 		return reason;
 	if (!xv_xdp_is_whole(ctx, XV_ETH_HLEN + p.len, &surplus))
 		return XV_PASS_SHORT;
-	reason = xv_find(&p, family, p.len, 1, &a);
+	reason = xv_find(&p, family, p.len, 1, ((struct xv_eth *)data)->dst, &a);
 	if (reason)
 		return reason;
-	if (!xv_same_mac(((struct xv_eth *)data)->dst, a.in_mac))
-		return XV_PASS_NOT_FOR_US;
 	/* Before the frame is touched: a device that is gone leaves it to the kernel. */
 	if (a.flags & XV_F_BOUNCE)
 		*verdict = XDP_TX;
@@ -159,7 +152,7 @@ static __always_inline enum xv_reason xv_tc_hit(struct __sk_buff *skb, const str
 		return XV_PASS_NOT_FOR_US;
 	if (!skb->gso_size || seg_len > p->len)
 		seg_len = p->len;
-	reason = xv_find(p, family, seg_len, segs, &a);
+	reason = xv_find(p, family, seg_len, segs, 0, &a);
 	if (reason)
 		return reason;
 	if (skb->len > whole && bpf_skb_change_tail(skb, whole, 0))
@@ -197,6 +190,7 @@ static __always_inline enum xv_reason xv_tc_family(struct __sk_buff *skb, int fa
 						   int *verdict)
 {
 	enum xv_reason reason, missed = XV_OK;
+	struct sk_buff *kskb = xv_kernel_skb(skb);
 	struct xv_packet p = {};
 
 	reason = xv_parse_skb(skb, family, &p);
@@ -209,8 +203,17 @@ static __always_inline enum xv_reason xv_tc_family(struct __sk_buff *skb, int fa
 	}
 	if (skb->pkt_type != XV_PACKET_HOST)
 		return missed;
-	if (xv_foreign_ingress(xv_kernel_skb(skb), !lookup))
+	if (xv_foreign_ingress(kskb, !lookup))
 		return XV_PASS_FOREIGN_INGRESS;
+	if (xv_needs_rescue(kskb, &p)) {
+		reason = family == 4 ? xv_rescue4(skb, &p) : xv_rescue6(skb, &p);
+		if (reason == XV_FAST_TCX)
+			return xv_tc_hit(skb, &p, family, verdict);
+		if (reason) {
+			*verdict = XV_TC_DROP;
+			return reason;
+		}
+	}
 	if (!lookup)
 		xv_keep_mac(skb);
 	skb->tc_index = xv_note(p.hash, p.tos, p.ttl);

@@ -119,7 +119,12 @@ struct nf_ct_ext {
 	__u8 offset[9];
 };
 
+struct ip_ct_tcp_state {
+	__u8 flags;
+};
+
 struct ip_ct_tcp {
+	struct ip_ct_tcp_state seen[2];
 	__u8 state;
 };
 

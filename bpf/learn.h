@@ -295,6 +295,8 @@ static __always_inline enum xv_reason xv_learn_family(struct __sk_buff *skb, int
 		return XV_LEARN_NOTE_DIFFERS;
 	if (!xv_same_tuple(&ct->in, &p.key, family))
 		l.action.flags |= XV_F_NAT;
+	if (ct->reply)
+		l.action.flags |= XV_F_REPLY;
 	if (skb->ingress_ifindex == skb->ifindex && !(flags & XV_F_PEER))
 		l.action.flags |= XV_F_BOUNCE;
 	reason = xv_device_objection(kskb, l.action.flags, by_xdp);

@@ -25,6 +25,8 @@ enum xv_reason {
 	XV_PASS_DEVICE, /* the way out is gone, or takes no frames */
 	XV_PASS_RACE, /* the entry was replaced while it was read */
 	XV_PASS_FOREIGN_INGRESS, /* somebody else's ingress program would be skipped */
+	/* lost */
+	XV_DROP_CT_STRICT, /* conntrack would not know it for an answer (rescue.h) */
 	/* learning, decided at egress */
 	XV_LEARN_NEW, /* learned */
 	XV_LEARN_RENEWED, /* confirmed */

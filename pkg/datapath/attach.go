@@ -238,10 +238,30 @@ func (d *Datapath) CheckPod(ifindex int, p Pod) error {
 			return fmt.Errorf("interface is not in the devmap: %w", err)
 		}
 	}
-	if p.FromPod {
-		return checkTCX(ifindex, ebpf.AttachTCXIngress)
+	if !p.FromPod {
+		return nil
 	}
-	return nil
+	if err := checkTCX(ifindex, ebpf.AttachTCXIngress); err != nil || !p.XDP {
+		return err
+	}
+	return d.checkXDP(ifindex)
+}
+
+// checkXDP finds our XDP program gone. An interface that has no entry in the map of
+// ports never had it, and another program there is the reason.
+func (d *Datapath) checkXDP(ifindex int) error {
+	var port bpf.DatapathXvPort
+	if err := d.maps.XvPorts.Lookup(uint32(ifindex), &port); err != nil {
+		return nil
+	}
+	l, err := netlink.LinkByIndex(ifindex)
+	if err != nil {
+		return fmt.Errorf("find interface %d: %w", ifindex, err)
+	}
+	if x := l.Attrs().Xdp; x != nil && x.Attached {
+		return nil
+	}
+	return errors.New("xdp program missing")
 }
 
 func checkTCX(ifindex int, hook ebpf.AttachType) error {

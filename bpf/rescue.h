@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/*
+ * When somebody sets nf_conntrack_tcp_be_liberal back to 0, conntrack takes the next
+ * packet of every fast TCP connection for invalid, since it has not seen those before.
+ * A translated connection would be gone at once: its answers would be for the node
+ * itself, which resets it.
+ *
+ * So the old entry is ended when a packet of the original direction comes by. With
+ * nf_conntrack_tcp_loose (on by default) the kernel then picks the connection up from
+ * the middle, by all its rules, and checks it liberally from there on (tcp_new() in
+ * nf_conntrack_proto_tcp.c). An answer cannot start that: it would be tracked the wrong
+ * way round. It gets one grace period on the fast path, which makes the other side
+ * speak, and is dropped after that: a sender repeats what is lost, not what is reset.
+ */
+#pragma once
+
+#include "ct.h"
+#include "flow.h"
+
+/* The entry of the flow that f answers comes to its end. */
+static __always_inline void xv_expire_other(const struct xv_flow *f, int family)
+{
+	const struct xv_flow4 *f4 = (const void *)f;
+	const struct xv_flow6 *f6 = (const void *)f;
+	struct xv_flow *other;
+	union xv_key k = {};
+
+	if (family == 4) {
+		k.v4.saddr = f4->daddr;
+		k.v4.daddr = f4->saddr;
+		k.v4.sport = f->dport;
+		k.v4.dport = f->sport;
+		k.v4.ifindex = f->oif;
+		k.v4.proto = XV_IPPROTO_TCP;
+	} else {
+		__builtin_memcpy(k.v6.saddr, f6->daddr, sizeof(k.v6.saddr));
+		__builtin_memcpy(k.v6.daddr, f6->saddr, sizeof(k.v6.daddr));
+		k.v6.sport = f->dport;
+		k.v6.dport = f->sport;
+		k.v6.ifindex = f->oif;
+		k.v6.proto = XV_IPPROTO_TCP;
+	}
+	other = xv_lookup(&k, family);
+	if (other)
+		xv_expire(other);
+}
+
+/* Whether the packet can go to the kernel: its connection is, or will be, known. */
+static __always_inline bool xv_can_pass(struct __sk_buff *skb, const struct xv_packet *p,
+					int family, const struct xv_flow *f)
+{
+	struct xv_ct_opts opts = {};
+	struct nf_conn *ct;
+	bool liberal, reply;
+
+	ct = xv_ct_lookup(skb, &p->key, p->proto, family, &opts);
+	if (!ct)
+		return !(f->flags & XV_F_REPLY);
+	liberal = ct->proto.tcp.seen[0].flags & XV_CT_TCP_BE_LIBERAL;
+	reply = opts.dir;
+	if (!liberal && !reply)
+		bpf_ct_change_timeout(ct, 0);
+	bpf_ct_release(ct);
+	return liberal || !reply;
+}
+
+/*
+ * What becomes of a TCP packet that the fast path leaves to a strict conntrack: XV_OK,
+ * it goes there; XV_FAST_TCX, its entry is good for a moment longer; else it is lost.
+ */
+static __always_inline enum xv_reason xv_rescue(struct __sk_buff *skb, const struct xv_packet *p,
+						int family)
+{
+	struct xv_flow *f = xv_lookup(&p->key, family);
+	__u64 now = bpf_ktime_get_coarse_ns();
+
+	if (!xv_ksym_exists(bpf_skb_ct_lookup) || !xv_ksym_exists(bpf_ct_change_timeout))
+		return XV_OK;
+	if (!f || !(f->flags & XV_F_NAT) || xv_can_pass(skb, p, family, f))
+		return XV_OK;
+	if (!(f->flags & XV_F_GRACE) && now <= f->deadline + XV_GRACE_NS) {
+		f->flags |= XV_F_GRACE;
+		f->deadline = now + XV_GRACE_NS;
+		f->slow_poll = 0;
+		xv_expire_other(f, family);
+	}
+	return now <= f->deadline ? XV_FAST_TCX : XV_DROP_CT_STRICT;
+}
+
+static __noinline int xv_rescue4(struct __sk_buff *skb, const struct xv_packet *p)
+{
+	return p ? xv_rescue(skb, p, 4) : XV_OK;
+}
+
+static __noinline int xv_rescue6(struct __sk_buff *skb, const struct xv_packet *p)
+{
+	return p ? xv_rescue(skb, p, 6) : XV_OK;
+}
+
+/* Whether conntrack is strict where the packet came in. */
+static __always_inline bool xv_needs_rescue(struct sk_buff *kskb, const struct xv_packet *p)
+{
+	return kskb && p->proto == XV_IPPROTO_TCP && xv_eligible(p) == XV_OK &&
+	       !xv_ct_is_liberal(kskb->dev->nd_net.net);
+}

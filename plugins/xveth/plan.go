@@ -18,6 +18,8 @@ import (
 const (
 	// maxVethMTU is the largest MTU of a veth (ETH_MAX_MTU).
 	maxVethMTU = 65535
+	// maxRouteMTU is the largest MTU that the kernel keeps for a route (fib_metrics.c).
+	maxRouteMTU = maxVethMTU - 15
 	// noUplinkMTU is the MTU of a pod on a node without a default route.
 	noUplinkMTU = 1500
 )
@@ -170,7 +172,7 @@ func (a *attachment) routes(res *current.Result, cfg veth.Config, pathMTU int) (
 		if gw, ok := gatewayFor(cfg.Addresses, s); ok && !hasRoute(all, s) {
 			local := veth.Route{Dst: s, Gateway: gw}
 			if routeMTU != 0 {
-				local.MTU = cfg.MTU
+				local.MTU = min(cfg.MTU, maxRouteMTU)
 			}
 			all = append(all, local)
 		}

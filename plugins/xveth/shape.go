@@ -44,7 +44,7 @@ func (a *attachment) unshape() error { return shape.Remove(a.key()) }
 
 // unshapeInvalid removes it for attachments that are no longer valid.
 func (a *attachment) unshapeInvalid(valid []types.GCAttachment) error {
-	devices, err := shape.List(a.conf.Name)
+	devices, err := shape.List(veth.NetworkKey(a.conf.Name))
 	if err != nil {
 		return err
 	}

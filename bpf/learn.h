@@ -63,8 +63,9 @@ static __always_inline bool xv_note_matches(__u16 note, __u32 hash, const struct
 }
 
 /*
- * Whether the flow has shown enough packets. The first flow in a slot keeps it for
- * a quarter of the interval, so that a flood cannot keep everybody from learning.
+ * Whether the flow has shown enough packets within an interval; a slower one would
+ * hardly ever be fast. The first flow in a slot keeps it for as long, so that a flood
+ * cannot keep everybody from learning.
  */
 static __always_inline bool xv_seen_enough(__u32 hash, bool replied, __u64 now, __u64 interval)
 {
@@ -73,7 +74,7 @@ static __always_inline bool xv_seen_enough(__u32 hash, bool replied, __u64 now, 
 
 	if (!c)
 		return false;
-	if (now - c->since > interval / 4) {
+	if (now - c->since > interval) {
 		c->hash = hash;
 		c->packets = 0;
 		c->since = now;

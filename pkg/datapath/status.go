@@ -16,7 +16,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
+	"github.com/vishvananda/netlink/nl"
 
 	"github.com/xveth/xveth/bpf"
 )
@@ -79,7 +79,8 @@ func (d *Datapath) Builds() (pinned, embedded uint64, err error) {
 	return s.Build, build(), err
 }
 
-// MaxFlows of one address family, and how many are known, expired ones included.
+// Fill says how many flows of an address family are known, expired ones included, and
+// how many can be.
 type Fill struct {
 	Family    int
 	Used, Max uint32
@@ -147,7 +148,7 @@ func (d *Datapath) Hooks(l netlink.Link) (Hooks, error) {
 func HooksOf(l netlink.Link) (Hooks, error) {
 	var h Hooks
 	if x := l.Attrs().Xdp; x != nil && x.Attached {
-		h.XDPNative = x.AttachMode == unix.XDP_FLAGS_DRV_MODE || x.AttachMode == 1
+		h.XDPNative = x.AttachMode != nl.XDP_ATTACHED_SKB
 		var err error
 		if h.XDP, err = programName(ebpf.ProgramID(x.ProgId)); err != nil {
 			h.XDP = fmt.Sprintf("id %d", x.ProgId)

@@ -211,17 +211,28 @@ func (d *Datapath) swapTCX(ifindex int, hook ebpf.AttachType) error {
 	return nil
 }
 
-// UplinkDrive returns the hook that serves an uplink now, and why it is not the one
-// that was wanted. It changes nothing.
+// UplinkDrive returns the hook that serves an uplink now, and what is to be said about
+// it: why it is not the one that was wanted, or why nothing is learned there. It
+// changes nothing.
 func (d *Datapath) UplinkDrive(name string, want Want) (drive Drive, reason string) {
 	l, err := netlink.LinkByName(name)
 	if err != nil {
 		return DriveNone, err.Error()
 	}
+	foreign, err := foreignIngress(l)
+	if err != nil {
+		return DriveNone, err.Error()
+	}
+	if foreign != "" {
+		foreign += " would be skipped by xdp"
+	}
 	if x := l.Attrs().Xdp; x != nil && x.Attached {
 		have, err := programName(ebpf.ProgramID(x.ProgId))
 		if err == nil && strings.HasPrefix(have, ours) {
-			return DriveXDP, ""
+			if foreign != "" {
+				foreign = "nothing is learned: " + foreign
+			}
+			return DriveXDP, foreign
 		}
 		reason = fmt.Sprintf("xdp program %q is somebody else's", have)
 	}
@@ -230,6 +241,9 @@ func (d *Datapath) UplinkDrive(name string, want Want) (drive Drive, reason stri
 	}
 	if reason == "" && want == WantAuto {
 		reason, _ = noXDP(l)
+	}
+	if reason == "" && want != WantTCX {
+		reason = foreign
 	}
 	return DriveTCX, reason
 }

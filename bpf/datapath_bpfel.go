@@ -162,6 +162,11 @@ const (
 	DatapathXvReasonXV_REASON_MAX           DatapathXvReason = 37
 )
 
+type DatapathXvRefusal struct {
+	_    structs.HostLayout
+	Text [128]int8
+}
+
 type DatapathXvSettings struct {
 	_            structs.HostLayout
 	RevalidateNs uint64
@@ -188,6 +193,7 @@ const (
 	DatapathMapXvLosses         = "xv_losses"
 	DatapathMapXvPolls          = "xv_polls"
 	DatapathMapXvPorts          = "xv_ports"
+	DatapathMapXvRefusals       = "xv_refusals"
 	DatapathMapXvScratch        = "xv_scratch"
 	DatapathProgXvLearnPod      = "xv_learn_pod"
 	DatapathProgXvLearnUplink   = "xv_learn_uplink"
@@ -269,6 +275,7 @@ type DatapathMapSpecs struct {
 	XvLosses     *ebpf.MapSpec `ebpf:"xv_losses"`
 	XvPolls      *ebpf.MapSpec `ebpf:"xv_polls"`
 	XvPorts      *ebpf.MapSpec `ebpf:"xv_ports"`
+	XvRefusals   *ebpf.MapSpec `ebpf:"xv_refusals"`
 	XvScratch    *ebpf.MapSpec `ebpf:"xv_scratch"`
 }
 
@@ -312,6 +319,7 @@ type DatapathMaps struct {
 	XvLosses     *ebpf.Map `ebpf:"xv_losses"`
 	XvPolls      *ebpf.Map `ebpf:"xv_polls"`
 	XvPorts      *ebpf.Map `ebpf:"xv_ports"`
+	XvRefusals   *ebpf.Map `ebpf:"xv_refusals"`
 	XvScratch    *ebpf.Map `ebpf:"xv_scratch"`
 }
 
@@ -327,6 +335,7 @@ func (m *DatapathMaps) Close() error {
 		m.XvLosses,
 		m.XvPolls,
 		m.XvPorts,
+		m.XvRefusals,
 		m.XvScratch,
 	)
 }

@@ -114,14 +114,14 @@ static __always_inline bool xv_same_mac(const __u8 *a, const __u8 *b)
 }
 
 /*
- * Finds what to do with a packet of segments of up to seg_len bytes, and counts
- * it on its flow. mac is the destination of a frame; NULL for an skb, of which the
+ * Finds what to do with a packet of segments of up to seg_len bytes. mac is the destination of a frame; NULL for an skb, of which the
  * kernel knows whether it is for the node. A packet that is longer than what the kernel has forwarded ends
  * the entry: the whole flow goes to the kernel until egress has confirmed it, so
  * that a shorter packet cannot overtake the long one.
  */
 static __always_inline enum xv_reason xv_find(const struct xv_packet *p, int family, __u16 seg_len,
-					      __u32 segs, const __u8 *mac, struct xv_action *a)
+					      const __u8 *mac, struct xv_action *a,
+					      struct xv_flow **flow)
 {
 	struct xv_settings *cfg = xv_get_settings();
 	enum xv_reason reason;
@@ -147,9 +147,15 @@ static __always_inline enum xv_reason xv_find(const struct xv_packet *p, int fam
 		return XV_PASS_RACE;
 	if (xv_is_blocked(cfg, a->oif, now))
 		return XV_PASS_DEVICE;
-	f->packets += segs;
-	f->bytes += p->len;
+	*flow = f;
 	return XV_OK;
+}
+
+/* Counts packets on the flow that they have taken the fast path of. */
+static __always_inline void xv_count_flow(struct xv_flow *f, __u32 packets, __u32 bytes)
+{
+	f->packets += packets;
+	f->bytes += bytes;
 }
 
 /* How the addresses change the sum of a pseudo header. */

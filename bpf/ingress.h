@@ -39,6 +39,7 @@ static __always_inline enum xv_reason xv_xdp_family(struct xdp_md *ctx, int fami
 	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
 	struct xv_action a = {};
 	struct xv_packet p = {};
+	struct xv_flow *flow = 0;
 	__u32 surplus, addrs = 0;
 	enum xv_reason reason;
 
@@ -50,7 +51,7 @@ static __always_inline enum xv_reason xv_xdp_family(struct xdp_md *ctx, int fami
 		return reason;
 	if (!xv_xdp_is_whole(ctx, XV_ETH_HLEN + p.len, &surplus))
 		return XV_PASS_SHORT;
-	reason = xv_find(&p, family, p.len, 1, ((struct xv_eth *)data)->dst, &a);
+	reason = xv_find(&p, family, p.len, ((struct xv_eth *)data)->dst, &a, &flow);
 	if (reason)
 		return reason;
 	/* Before the frame is touched: a device that is gone leaves it to the kernel. */
@@ -77,6 +78,7 @@ static __always_inline enum xv_reason xv_xdp_family(struct xdp_md *ctx, int fami
 		*verdict = XDP_PASS;
 		return XV_PASS_SHORT;
 	}
+	xv_count_flow(flow, 1, p.len);
 	return *verdict == XDP_TX ? XV_FAST_XDP_TX : XV_FAST_XDP;
 }
 
@@ -139,6 +141,7 @@ static __always_inline enum xv_reason xv_tc_hit(struct __sk_buff *skb, const str
 	__u32 whole = XV_ETH_HLEN + p->len;
 	__u32 segs = skb->gso_segs ? skb->gso_segs : 1;
 	__u32 seg_len = p->headers + skb->gso_size;
+	struct xv_flow *flow = 0;
 	struct xv_action a = {};
 	enum xv_reason reason;
 	__u32 addrs = 0;
@@ -152,7 +155,7 @@ static __always_inline enum xv_reason xv_tc_hit(struct __sk_buff *skb, const str
 		return XV_PASS_NOT_FOR_US;
 	if (!skb->gso_size || seg_len > p->len)
 		seg_len = p->len;
-	reason = xv_find(p, family, seg_len, segs, 0, &a);
+	reason = xv_find(p, family, seg_len, 0, &a, &flow);
 	if (reason)
 		return reason;
 	if (skb->len > whole && bpf_skb_change_tail(skb, whole, 0))
@@ -163,6 +166,7 @@ static __always_inline enum xv_reason xv_tc_hit(struct __sk_buff *skb, const str
 	}
 	if (!xv_rewrite((void *)(long)skb->data, (void *)(long)skb->data_end, &a, family, addrs))
 		return XV_PASS_SHORT;
+	xv_count_flow(flow, segs, p->len);
 	*verdict = a.flags & XV_F_PEER ? bpf_redirect_peer(a.oif, 0) : bpf_redirect(a.oif, 0);
 	return XV_FAST_TCX;
 }

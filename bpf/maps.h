@@ -66,6 +66,15 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } xv_losses SEC(".maps");
 
+/* Why XDP was refused, by ifindex; for user space alone. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 256);
+	__type(key, __u32);
+	__type(value, struct xv_refusal);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} xv_refusals SEC(".maps");
+
 /* Packets by enum xv_reason. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

@@ -87,6 +87,11 @@ struct xv_loss_key {
 	__s32 err; /* negative errno; 0 means that the ring was full */
 };
 
+/* In the kernel's words, why XDP was refused on an interface. */
+struct xv_refusal {
+	char text[128]; /* ends with a 0 */
+};
+
 /* MAC address of an interface on which XDP runs. */
 struct xv_port {
 	__u8 mac[6];

@@ -22,7 +22,7 @@ int rig_wire(struct xdp_md *ctx)
 
 /* Ethernet, IPv4 or IPv6, and UDP header of the packets that are generated. */
 #define RIG_HDR_MAX 62
-const volatile __u8 rig_hdr[RIG_HDR_MAX];
+const volatile __u8 rig_hdr[RIG_HDR_MAX + 2] __attribute__((aligned(8)));
 const volatile __u32 rig_hdr_len;
 const volatile __u32 rig_flows = 1;
 
@@ -58,9 +58,12 @@ int rig_generate(struct xdp_md *ctx)
 
 	if ((void *)(data + RIG_HDR_MAX) > data_end)
 		return XDP_ABORTED;
-	for (int i = 0; i < RIG_HDR_MAX; i++)
-		if (i < 42 || rig_hdr_len > 42)
-			data[i] = rig_hdr[i];
+	for (int i = 0; i + 8 <= 40; i += 8)
+		*(__u64 *)(data + i) = *(const volatile __u64 *)(rig_hdr + i);
+	*(__u16 *)(data + 40) = *(const volatile __u16 *)(rig_hdr + 40);
+	if (rig_hdr_len > 42)
+		for (int i = 42; i < RIG_HDR_MAX; i += 2)
+			*(__u16 *)(data + i) = *(const volatile __u16 *)(rig_hdr + i);
 	if (rig_numbered && data + 66 <= (__u8 *)data_end)
 		*(__u32 *)(data + (rig_hdr_len > 42 ? 62 : 42)) = ++rig_next;
 	else if (rig_flows > 1)

@@ -29,16 +29,50 @@ func ensureBPFFS(dir string) error {
 	return nil
 }
 
+// Probe says why Ensure could not pin anything below dir, if so. It changes nothing.
+func Probe(dir string) error {
+	ok, err := onBPFFS(dir)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		if _, err := os.Stat(bpffsRoot); err != nil {
+			return fmt.Errorf("no place for a BPF file system: %w", err)
+		}
+		return nil // the first ADD mounts it
+	}
+	near, err := nearest(dir)
+	if err != nil {
+		return err
+	}
+	if err := unix.Access(near, unix.W_OK); err != nil {
+		return fmt.Errorf("pin below %q: %w", near, err)
+	}
+	return nil
+}
+
 // onBPFFS looks at the nearest directory above dir that exists.
 func onBPFFS(dir string) (bool, error) {
+	near, err := nearest(dir)
+	if err != nil {
+		return false, err
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(near, &st); err != nil {
+		return false, fmt.Errorf("look at %q: %w", near, err)
+	}
+	return st.Type == unix.BPF_FS_MAGIC, nil
+}
+
+// nearest is dir, or the nearest directory above it that exists.
+func nearest(dir string) (string, error) {
 	for {
-		var st unix.Statfs_t
-		err := unix.Statfs(dir, &st)
+		_, err := os.Stat(dir)
 		if err == nil {
-			return st.Type == unix.BPF_FS_MAGIC, nil
+			return dir, nil
 		}
 		if !errors.Is(err, os.ErrNotExist) || dir == "/" {
-			return false, fmt.Errorf("look at %q: %w", dir, err)
+			return "", fmt.Errorf("look at %q: %w", dir, err)
 		}
 		dir = filepath.Dir(dir)
 	}

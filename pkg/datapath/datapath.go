@@ -169,6 +169,7 @@ func (d *Datapath) pinnedMaps() map[string]**ebpf.Map {
 		"xv_counters":   &d.maps.XvCounters,
 		"xv_config":     &d.maps.XvConfig,
 		"xv_polls":      &d.maps.XvPolls,
+		"xv_refusals":   &d.maps.XvRefusals,
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"golang.org/x/sys/unix"
 
 	"github.com/xveth/xveth/bpf"
@@ -170,6 +171,55 @@ func (d *Datapath) Forget(ifindex int) error {
 		}),
 		deleteKey(d.maps.XvDevs, uint32(ifindex)),
 		deleteKey(d.maps.XvPorts, uint32(ifindex)),
+	)
+}
+
+// ForgetAddrs removes every flow to or from one of some addresses, before or after
+// translation. What the kernel did with packets to an address before a pod had it
+// does not hold for the pod.
+func (d *Datapath) ForgetAddrs(addrs []netip.Addr) error {
+	old4, old6 := map[uint32]bool{}, map[[4]uint32]bool{}
+	for _, a := range addrs {
+		var w [4]uint32
+		raw := a.AsSlice()
+		for i := 0; i < len(raw); i += 4 {
+			w[i/4] = binary.NativeEndian.Uint32(raw[i:])
+		}
+		if a.Is4() {
+			old4[w[0]] = true
+		} else {
+			old6[w] = true
+		}
+	}
+	return errors.Join(
+		forget(d.maps.XvFlows4, func(k *bpf.DatapathXvKey4, v *bpf.DatapathXvFlow4) bool {
+			return old4[k.Saddr] || old4[k.Daddr] || old4[v.Saddr] || old4[v.Daddr]
+		}),
+		forget(d.maps.XvFlows6, func(k *bpf.DatapathXvKey6, v *bpf.DatapathXvFlow6) bool {
+			return old6[k.Saddr] || old6[k.Daddr] || old6[v.Saddr] || old6[v.Daddr]
+		}),
+	)
+}
+
+// ForgetGone removes what belongs to interfaces that do not exist any more.
+func (d *Datapath) ForgetGone() error {
+	links, err := netlinksafe.LinkList()
+	if err != nil {
+		return fmt.Errorf("list interfaces: %w", err)
+	}
+	there := map[uint32]bool{}
+	for _, l := range links {
+		there[uint32(l.Attrs().Index)] = true
+	}
+	return errors.Join(
+		forget(d.maps.XvFlows4, func(k *bpf.DatapathXvKey4, v *bpf.DatapathXvFlow4) bool {
+			return !there[k.Ifindex] || !there[v.F.Oif]
+		}),
+		forget(d.maps.XvFlows6, func(k *bpf.DatapathXvKey6, v *bpf.DatapathXvFlow6) bool {
+			return !there[k.Ifindex] || !there[v.F.Oif]
+		}),
+		forget(d.maps.XvPorts, func(ifindex *uint32, _ *bpf.DatapathXvPort) bool { return !there[*ifindex] }),
+		forget(d.maps.XvBlocked, func(ifindex *uint32, _ *uint64) bool { return !there[*ifindex] }),
 	)
 }
 

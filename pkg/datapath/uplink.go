@@ -6,10 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/xveth/xveth/bpf"
 )
 
 // Drive is the hook that serves an uplink.
@@ -62,6 +66,7 @@ func (d *Datapath) AttachUplink(name string, want Want) (drive Drive, reason str
 	}
 	if want != WantTCX && reason == "" {
 		err := d.driveByXDP(l)
+		d.keepRefusal(index, err)
 		if err == nil {
 			return DriveXDP, "", nil
 		}
@@ -239,11 +244,38 @@ func (d *Datapath) UplinkDrive(name string, want Want) (drive Drive, reason stri
 	if err := checkTCX(l.Attrs().Index, ebpf.AttachTCXIngress); err != nil {
 		return DriveNone, err.Error()
 	}
-	if reason == "" && want == WantAuto {
-		reason, _ = noXDP(l)
-	}
-	if reason == "" && want != WantTCX {
+	switch {
+	case reason != "" || want == WantTCX:
+	case foreign != "":
 		reason = foreign
+	default:
+		if reason, _ = noXDP(l); reason == "" || want == WantXDP {
+			reason = d.refusal(l.Attrs().Index)
+		}
 	}
 	return DriveTCX, reason
+}
+
+// keepRefusal remembers why XDP could not be attached, for UplinkDrive to tell: the
+// kernel says it once, and it cannot be asked without another attempt.
+func (d *Datapath) keepRefusal(ifindex int, refused error) {
+	if refused == nil {
+		_ = d.maps.XvRefusals.Delete(uint32(ifindex))
+		return
+	}
+	var r bpf.DatapathXvRefusal
+	for i, c := range []byte(refused.Error()) {
+		if i < len(r.Text)-1 {
+			r.Text[i] = int8(c)
+		}
+	}
+	_ = d.maps.XvRefusals.Put(uint32(ifindex), &r)
+}
+
+func (d *Datapath) refusal(ifindex int) string {
+	var r bpf.DatapathXvRefusal
+	if d.maps.XvRefusals.Lookup(uint32(ifindex), &r) != nil {
+		return ""
+	}
+	return unix.ByteSliceToString(unsafe.Slice((*byte)(unsafe.Pointer(&r.Text)), len(r.Text)))
 }

@@ -55,6 +55,7 @@ func add(ctx context.Context, a *attachment) error {
 		return err
 	}
 	u.push(func() error { return a.removeLink() })
+	forgetAddrs(p.veth.Addresses)
 
 	if err := a.masquerade(p); err != nil {
 		return err
@@ -86,6 +87,8 @@ func (a *attachment) removeLink() error {
 	}
 	if index != 0 {
 		forget(index)
+	} else {
+		forgetGone()
 	}
 	return a.unmasquerade()
 }

@@ -107,6 +107,9 @@ func (a *attachment) armedText(uplinks []netconf.Uplink) string {
 	}
 	d, err := datapath.Open(datapath.DefaultDir)
 	if errors.Is(err, datapath.ErrNotLoaded) {
+		if err := datapath.Probe(datapath.DefaultDir); err != nil {
+			return "not armed: " + err.Error()
+		}
 		return "not armed yet: the first ADD loads it"
 	}
 	if err != nil {

@@ -42,6 +42,7 @@ func gc(ctx context.Context, a *attachment) error {
 		failed = errors.Join(failed, veth.RemoveByName(h.HostName))
 		forget(h.HostIndex)
 	}
+	forgetGone()
 	failed = errors.Join(failed, a.unshapeInvalid(valid))
 	if failed != nil {
 		return failed

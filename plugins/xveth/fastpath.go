@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 
 	"github.com/vishvananda/netlink"
 
 	"github.com/xveth/xveth/pkg/datapath"
 	"github.com/xveth/xveth/pkg/netconf"
+	"github.com/xveth/xveth/pkg/veth"
 )
 
 // arm loads the programs where that is still to be done and attaches them to the
@@ -82,17 +84,35 @@ func want(u netconf.Uplink, mode netconf.Mode) datapath.Want {
 
 // forget drops what the fast path knows of an interface that is gone.
 func forget(ifindex int) {
+	cleanUp(func(d *datapath.Datapath) error { return d.Forget(ifindex) })
+}
+
+// forgetGone does so for all interfaces that are gone; DEL of a pod whose namespace
+// died first has no index to go by.
+func forgetGone() { cleanUp((*datapath.Datapath).ForgetGone) }
+
+// forgetAddrs drops flows to and from addresses that now are those of a pod.
+func forgetAddrs(addrs []veth.Address) {
+	old := make([]netip.Addr, 0, len(addrs))
+	for _, a := range addrs {
+		old = append(old, a.Prefix.Addr())
+	}
+	cleanUp(func(d *datapath.Datapath) error { return d.ForgetAddrs(old) })
+}
+
+// cleanUp changes the maps where they are loaded. A failure is only logged: flows
+// expire by themselves.
+func cleanUp(change func(*datapath.Datapath) error) {
 	d, err := datapath.Open(datapath.DefaultDir)
 	if errors.Is(err, datapath.ErrNotLoaded) {
 		return
 	}
 	if err == nil {
 		defer d.Close()
-		err = d.Forget(ifindex)
+		err = change(d)
 	}
 	if err != nil {
-		// Its flows expire by themselves.
-		slog.Warn("Flows of the interface were not removed.", "ifindex", ifindex, "error", err)
+		slog.Warn("Old flows were not removed.", "error", err)
 	}
 }
 

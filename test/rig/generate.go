@@ -59,7 +59,7 @@ func (r *Rig) NewGenerator(f UDPFlows) (*Generator, error) {
 	if f.Dst.Addr().Is6() {
 		hdr = 62
 	}
-	var raw [62]byte
+	var raw [64]byte
 	copy(raw[:], frame[:hdr])
 	g := &Generator{rig: r, frame: frame}
 	err = r.Wire.Do(func() error {

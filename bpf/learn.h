@@ -48,6 +48,18 @@ static __always_inline bool xv_same_tuple(const union xv_key *a, const union xv_
 	return a->v6.sport == b->v6.sport && a->v6.dport == b->v6.dport;
 }
 
+/* Whether packets of one tuple are answered by those of the other. */
+static __always_inline bool xv_answers(const union xv_key *a, const union xv_key *b, int family)
+{
+	if (family == 4)
+		return a->v4.saddr == b->v4.daddr && a->v4.daddr == b->v4.saddr &&
+		       a->v4.sport == b->v4.dport && a->v4.dport == b->v4.sport;
+	for (int i = 0; i < 4; i++)
+		if (a->v6.saddr[i] != b->v6.daddr[i] || a->v6.daddr[i] != b->v6.saddr[i])
+			return false;
+	return a->v6.sport == b->v6.dport && a->v6.dport == b->v6.sport;
+}
+
 /*
  * Whether the packet left the note of the key that it would write. The TTL is
  * tried as one more (routed) and as it is (bridged); the answer goes into flags.
@@ -292,7 +304,8 @@ static __always_inline enum xv_reason xv_learn_family(struct __sk_buff *skb, int
 	    !xv_ct_is_liberal(kskb->dev->nd_net.net))
 		return XV_LEARN_CT_STRICT;
 	l.hash = xv_hash(&ct->in, family);
-	if (!xv_note_matches(skb->tc_index, l.hash, &p, &l.action.flags))
+	if (!xv_note_matches(skb->tc_index, l.hash, &p, &l.action.flags) ||
+	    !xv_answers(&p.key, &ct->back, family))
 		return XV_LEARN_NOTE_DIFFERS;
 	if (!xv_same_tuple(&ct->in, &p.key, family))
 		l.action.flags |= XV_F_NAT;

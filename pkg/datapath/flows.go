@@ -158,22 +158,6 @@ func addrPort(port uint16, words ...uint32) netip.AddrPort {
 	return netip.AddrPortFrom(addr, bits.ReverseBytes16(port))
 }
 
-// Forget removes every flow that comes in or leaves by an interface, and sends what
-// is still redirected to it to the kernel for one interval.
-func (d *Datapath) Forget(ifindex int) error {
-	return errors.Join(
-		d.block(ifindex),
-		forget(d.maps.XvFlows4, func(k *bpf.DatapathXvKey4, v *bpf.DatapathXvFlow4) bool {
-			return k.Ifindex == uint32(ifindex) || v.F.Oif == uint32(ifindex)
-		}),
-		forget(d.maps.XvFlows6, func(k *bpf.DatapathXvKey6, v *bpf.DatapathXvFlow6) bool {
-			return k.Ifindex == uint32(ifindex) || v.F.Oif == uint32(ifindex)
-		}),
-		deleteKey(d.maps.XvDevs, uint32(ifindex)),
-		deleteKey(d.maps.XvPorts, uint32(ifindex)),
-	)
-}
-
 // ForgetAddrs removes every flow to or from one of some addresses, before or after
 // translation. What the kernel did with packets to an address before a pod had it
 // does not hold for the pod.
@@ -201,25 +185,36 @@ func (d *Datapath) ForgetAddrs(addrs []netip.Addr) error {
 	)
 }
 
-// ForgetGone removes what belongs to interfaces that do not exist any more.
+// ForgetGone removes what belongs to interfaces that do not exist any more. The devmap
+// forgets them by itself.
 func (d *Datapath) ForgetGone() error {
+	// The maps are read first: an interface that comes meanwhile is not gone.
+	indexes, err := d.Indexes()
+	if err != nil {
+		return err
+	}
 	links, err := netlinksafe.LinkList()
 	if err != nil {
 		return fmt.Errorf("list interfaces: %w", err)
 	}
-	there := map[uint32]bool{}
+	gone := map[uint32]bool{}
+	for _, i := range indexes {
+		gone[uint32(i)] = true
+	}
 	for _, l := range links {
-		there[uint32(l.Attrs().Index)] = true
+		delete(gone, uint32(l.Attrs().Index))
+	}
+	if len(gone) == 0 {
+		return nil
 	}
 	return errors.Join(
 		forget(d.maps.XvFlows4, func(k *bpf.DatapathXvKey4, v *bpf.DatapathXvFlow4) bool {
-			return !there[k.Ifindex] || !there[v.F.Oif]
+			return gone[k.Ifindex] || gone[v.F.Oif]
 		}),
 		forget(d.maps.XvFlows6, func(k *bpf.DatapathXvKey6, v *bpf.DatapathXvFlow6) bool {
-			return !there[k.Ifindex] || !there[v.F.Oif]
+			return gone[k.Ifindex] || gone[v.F.Oif]
 		}),
-		forget(d.maps.XvPorts, func(ifindex *uint32, _ *bpf.DatapathXvPort) bool { return !there[*ifindex] }),
-		forget(d.maps.XvBlocked, func(ifindex *uint32, _ *uint64) bool { return !there[*ifindex] }),
+		forget(d.maps.XvPorts, func(ifindex *uint32, _ *bpf.DatapathXvPort) bool { return gone[*ifindex] }),
 	)
 }
 
@@ -254,8 +249,9 @@ func deleteKey(m *ebpf.Map, key any) error {
 	return nil
 }
 
-// block keeps the fast path away from an interface for one interval.
-func (d *Datapath) block(ifindex int) error {
+// Block keeps the fast path away from an interface for one interval: packets for it that
+// are under way to a redirect go to the kernel.
+func (d *Datapath) Block(ifindex int) error {
 	s, err := d.settings()
 	if err != nil {
 		return err

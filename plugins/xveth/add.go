@@ -12,6 +12,7 @@ import (
 
 	"github.com/xveth/xveth/pkg/ipam"
 	"github.com/xveth/xveth/pkg/masq"
+	"github.com/xveth/xveth/pkg/nslock"
 	"github.com/xveth/xveth/pkg/veth"
 )
 
@@ -37,10 +38,11 @@ func add(ctx context.Context, a *attachment) error {
 	var u undo
 	defer u.run()
 
-	leased, err := ipam.Add(ctx, a.conf, a.args)
+	leased, visible, err := a.lease(ctx)
 	if err != nil {
 		return err
 	}
+	defer visible()
 	u.push(func() error { return ipam.Del(ctx, a.conf, a.args) })
 	if len(leased.IPs) == 0 {
 		return types.NewError(types.ErrInvalidNetworkConfig, "the address manager gave no address", "")
@@ -54,6 +56,7 @@ func add(ctx context.Context, a *attachment) error {
 	if err != nil {
 		return err
 	}
+	visible()
 	u.push(func() error { return a.removeLink() })
 	forgetAddrs(p.veth.Addresses)
 
@@ -77,7 +80,9 @@ func add(ctx context.Context, a *attachment) error {
 // removeLink takes away the pair and all that hangs on it or came with it, but not the
 // addresses.
 func (a *attachment) removeLink() error {
-	index := hostIndex(veth.HostName(a.conf.Name, a.args.ContainerID, a.args.IfName))
+	if index := hostIndex(veth.HostName(a.conf.Name, a.args.ContainerID, a.args.IfName)); index != 0 {
+		block(index)
+	}
 	err := errors.Join(
 		veth.Del(a.conf.Name, a.args.ContainerID, a.args.IfName, a.args.Netns),
 		a.unshape(),
@@ -85,11 +90,7 @@ func (a *attachment) removeLink() error {
 	if err != nil {
 		return err
 	}
-	if index != 0 {
-		forget(index)
-	} else {
-		forgetGone()
-	}
+	forgetGone()
 	return a.unmasquerade()
 }
 
@@ -98,7 +99,7 @@ func (a *attachment) masquerade(p *plan) error {
 	if len(p.masq) == 0 {
 		return nil
 	}
-	unlock, err := lockNetns()
+	unlock, err := nslock.Lock()
 	if err != nil {
 		return err
 	}
@@ -109,7 +110,7 @@ func (a *attachment) masquerade(p *plan) error {
 // unmasquerade removes the network's rules with its last attachment. The lock keeps
 // the attachment that another ADD makes meanwhile from losing them.
 func (a *attachment) unmasquerade() error {
-	unlock, err := lockNetns()
+	unlock, err := nslock.Lock()
 	if err != nil {
 		return err
 	}

@@ -87,7 +87,7 @@ func (a *attachment) fromResult(res *current.Result) (veth.Config, error) {
 // status says whether the next ADD can succeed; whether the fast path is armed is
 // told on standard error, because a node without it works.
 func status(ctx context.Context, a *attachment) error {
-	if err := ipam.Status(ctx, a.conf, a.args); err != nil {
+	if err := ipam.Status(ctx, a.conf, a.args); err != nil && !a.hasReclaimable() {
 		return err
 	}
 	uplinks, err := a.uplinks()

@@ -39,8 +39,8 @@ func gc(ctx context.Context, a *attachment) error {
 			continue
 		}
 		slog.Info("GC removes an attachment.", "host", h.HostName, "of", h.ContainerID+"/"+h.IfName)
+		block(h.HostIndex)
 		failed = errors.Join(failed, veth.RemoveByName(h.HostName))
-		forget(h.HostIndex)
 	}
 	forgetGone()
 	failed = errors.Join(failed, a.unshapeInvalid(valid))

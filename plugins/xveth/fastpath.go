@@ -82,13 +82,12 @@ func want(u netconf.Uplink, mode netconf.Mode) datapath.Want {
 	}
 }
 
-// forget drops what the fast path knows of an interface that is gone.
-func forget(ifindex int) {
-	cleanUp(func(d *datapath.Datapath) error { return d.Forget(ifindex) })
+// block keeps packets from an interface that is about to go.
+func block(ifindex int) {
+	cleanUp(func(d *datapath.Datapath) error { return d.Block(ifindex) })
 }
 
-// forgetGone does so for all interfaces that are gone; DEL of a pod whose namespace
-// died first has no index to go by.
+// forgetGone drops what the fast path knows of interfaces that are gone.
 func forgetGone() { cleanUp((*datapath.Datapath).ForgetGone) }
 
 // forgetAddrs drops flows to and from addresses that now are those of a pod.

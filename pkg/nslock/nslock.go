@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+// Package nslock makes the processes of one network namespace take turns. It is not a
+// lock between goroutines.
+package nslock
 
 import (
 	"errors"
@@ -10,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockNetns makes the plugins of one network namespace take turns. The lock is on the
-// namespace itself, so it needs no file, and it ends with the process.
-func lockNetns() (func(), error) {
+// Lock waits for the calling thread's network namespace and returns what gives it back.
+// The lock is on the namespace itself, so it needs no file, and it ends with the process.
+func Lock() (func(), error) {
 	f, err := os.Open("/proc/thread-self/ns/net")
 	if err != nil {
 		return nil, fmt.Errorf("open the network namespace: %w", err)

@@ -121,6 +121,8 @@ func checkMaps(t *testing.T, r *rig.Rig) {
 		}
 		t.Errorf("a flow is left: %+v", f)
 	}
+	checkEntries(t, r)
+	checkPrograms(t, r)
 }
 
 // open gives access to the node's datapath.

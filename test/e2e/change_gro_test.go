@@ -180,7 +180,9 @@ func TestPodLinkRestart(t *testing.T) {
 			n.stop()
 			counted, why := lostAt(t, r, d, pod.HostDev)
 			t.Logf("%d of %d datagrams lost; counted %d: %+v", n.sent-n.arrived, n.sent, counted, why)
-			if counted == 0 {
+			// The kernel drops what tcx redirects into a link that is down, and has no
+			// counter for it (skb_do_redirect); docs/datapath.md says so.
+			if counted == 0 && name == "xdp" {
 				t.Error("what was lost while the link was down is not counted")
 			}
 		})

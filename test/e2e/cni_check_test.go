@@ -58,7 +58,7 @@ func linkDamages() []damage {
 		{"host mtu", nil, onNode("ip link set HOST mtu 1400"), says(`"HOST" has mtu 1400`)},
 		{"pod mac", map[string]any{"runtimeConfig": map[string]any{"mac": "02:00:00:00:00:11"}},
 			inPod("ip link set POD address 02:00:00:00:00:12"), says("02:00:00:00:00:11")},
-		{"gro off", nil, inPod("ethtool -K POD gro off"), says("rx-gro")},
+		{"gro off", nil, inPod("ethtool -K POD gro off"), says("gro")},
 		{"tx checksum on", map[string]any{"fastPath": map[string]any{"mode": "xdp"}},
 			inPod("ethtool -K POD tx on"), says("checksum")},
 		{"pod address v4", nil, inPod("ip addr del A4/24 dev POD"), says("A4/24")},

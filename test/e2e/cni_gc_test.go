@@ -197,12 +197,12 @@ func TestGCAfterKill(t *testing.T) {
 	}
 	for name, fix := range repair {
 		t.Run(name, func(t *testing.T) {
-			for i := range 12 {
+			for i := range 8 {
 				p, err := r.NewNetns(fmt.Sprintf("kill%s%d", name, i))
 				if err != nil {
 					t.Fatal(err)
 				}
-				killedAdd(t, r, p, time.Duration(1+3*i)*time.Millisecond)
+				killedAdd(t, r, p, time.Duration(1+4*i)*time.Millisecond)
 				if err := fix(p); err != nil {
 					t.Error(err)
 				}

@@ -174,11 +174,6 @@ func TestNATPaths(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			bed := newNATBed(t, c.opts)
-			if c.opts.TxChecksum {
-				if err := bed.r.JoinDirectly(); err != nil {
-					t.Fatal(err)
-				}
-			}
 			t.Run("default offloads", func(t *testing.T) { compareSeen(t, bed, want) })
 			if c.opts.TxChecksum {
 				return

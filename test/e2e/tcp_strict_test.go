@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"fmt"
-	"net/netip"
 	"testing"
 	"time"
 
@@ -123,30 +122,5 @@ func TestStrictLearning(t *testing.T) {
 				warmPair(t, d, p)
 			})
 		}
-	}
-}
-
-// TestTCPStrictNAT turns checks strict under warm flows whose translation depends on
-// chance: it must stay what it was.
-func TestTCPStrictNAT(t *testing.T) {
-	r := newRig(t, withFast(map[string]any{"ipMasq": false}, map[string]any{"revalidate": strictRevalidate.String()}))
-	a, b := addPod(t, r, "a", nil), addPod(t, r, "b", nil)
-	node(t, r, fmt.Sprintf(`nft 'table ip strict_test {
-		chain prerouting { type nat hook prerouting priority dstnat
-			ip daddr %s tcp dport 9002 dnat ip to numgen inc mod 2 map { 0 : %s, 1 : %s }
-		}
-		chain postrouting { type nat hook postrouting priority srcnat
-			ip saddr %s oifname eth0 masquerade fully-random
-		}
-		chain forward { type filter hook forward priority filter
-			ct state new tcp flags & (syn | ack) != syn drop
-		}
-	}'`, rig.NodeAddr4, a.Addr4, b.Addr4, rig.PodNet4))
-	t.Cleanup(func() { node(t, r, "nft delete table ip strict_test") })
-	for _, c := range []crossing{
-		{"masquerade", a.Host, r.Ext, netip.AddrPortFrom(rig.ExtAddr4, 9001), netip.AddrPortFrom(rig.ExtAddr4, 9001)},
-		{"dnat", r.Ext, a.Host, netip.AddrPortFrom(rig.NodeAddr4, 9002), netip.AddrPortFrom(a.Addr4, 9002)},
-	} {
-		t.Run(c.name, func(t *testing.T) { checkStrict(t, r, c, tcpStream) })
 	}
 }

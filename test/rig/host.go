@@ -148,4 +148,3 @@ func (h *Host) Sysctl(name, value string) error {
 	}
 	return nil
 }
-

@@ -95,8 +95,8 @@ func TestChainFails(t *testing.T) {
 
 // TestChainAlwaysFails is B004: a later plugin fails ADD and DEL, so that libcni never
 // calls xveth's DEL. The pods die with their namespaces; 300 of them do not use up a /24,
-// and a pod that lives keeps its address. Those that fill the
-// range to begin with are only what they leave behind.
+// and a pod that lives keeps its address. Those that fill the range to begin with are only
+// what such pods leave behind.
 func TestChainAlwaysFails(t *testing.T) {
 	r := newRig(t, nil)
 	live := addPod(t, r, "live", nil)
@@ -104,7 +104,7 @@ func TestChainAlwaysFails(t *testing.T) {
 		for a in 10.88.0.$i 2001:db8:88::$i; do printf "left$i\r\neth0" > $a; done; done`)
 	cni := runtimeOn(t, r, failing(t, "fails", "ADD", "DEL"))
 	list := chain(t, r, nil, map[string]any{"type": "fails"})
-	const workers, rounds = 2, 20
+	const workers, rounds = 2, 28
 	var wg sync.WaitGroup
 	for w := range workers {
 		wg.Go(func() {

@@ -228,14 +228,14 @@ func wantLink(t *testing.T, h *rig.Host, i *current.Interface) {
 	}
 }
 
-// maxRouteMTU is the most that the kernel keeps for a route (IP_MAX_MTU and its IPv6 twin).
-const maxRouteMTU = 65520
+// routeMTULimit is the most that the kernel keeps for a route (IP_MAX_MTU and its IPv6 twin).
+const routeMTULimit = 65520
 
 // wantRoutes looks for the default routes with the uplink's MTU and the local ones with
 // the largest.
 func wantRoutes(t *testing.T, res *current.Result) {
 	t.Helper()
-	mtus := map[string]int{"0.0.0.0/0": 1500, "::/0": 1500, rig.PodNet4.String(): maxRouteMTU, rig.PodNet6.String(): maxRouteMTU}
+	mtus := map[string]int{"0.0.0.0/0": 1500, "::/0": 1500, rig.PodNet4.String(): routeMTULimit, rig.PodNet6.String(): routeMTULimit}
 	for _, rt := range res.Routes {
 		want, ok := mtus[rt.Dst.String()]
 		if !ok || rt.MTU != want {

@@ -5,11 +5,9 @@ package e2e
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
+	"slices"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/xveth/xveth/pkg/datapath"
 	"github.com/xveth/xveth/test/rig"
@@ -112,52 +110,29 @@ func TestChurn(t *testing.T) {
 	r := newRig(t, nil)
 	addPod(t, r, "first", nil)
 	before, pinned := nodeState(t, r), pins(t, r)
-	pods := newPods(t, r, "c", 20)
-	var wg sync.WaitGroup
-	rnd := rand.New(rand.NewPCG(1, 2))
-	for _, p := range pods {
-		turns, pause := 1+rnd.IntN(4), time.Duration(rnd.IntN(20))*time.Millisecond
-		wg.Go(func() {
-			time.Sleep(pause) // spreads the starts: a mixture, not one wave
-			live(t, r, p, turns)
-		})
-	}
-	wg.Wait()
-	wantPods(t, pods)
-	for _, p := range pods {
-		if out := on(t, p.Host, "ip -o link | wc -l"); strings.TrimSpace(out) != "2" {
-			t.Errorf("%s has %s links, want lo and its own", p.ID, out)
+	old, fresh := newPods(t, r, "old", 50), newPods(t, r, "fresh", 50)
+	addAll(t, r, old, nil)
+	turns := append(slices.Clone(old), fresh...)
+	rand.Shuffle(len(turns), func(i, j int) { turns[i], turns[j] = turns[j], turns[i] })
+	ctx := ctxOf(t)
+	atOnce(t, turns, func(p *rig.Pod) error {
+		if p.Result != nil {
+			return p.Remove(ctx)
 		}
-		if out := on(t, p.Host, "nft list ruleset"); out != "" {
-			t.Errorf("%s has rules: %s", p.ID, out)
+		return p.Add(ctx, r.Conf(nil))
+	})
+	wantPods(t, fresh)
+	oneRuleSet(t, r)
+	for _, p := range fresh {
+		if out := on(t, p.Host, "ip -o link | wc -l; nft list ruleset"); strings.TrimSpace(out) != "2" {
+			t.Errorf("%s has not just lo and its own link, and no rules: %s", p.ID, out)
 		}
 	}
 	if now := pins(t, r); now != pinned {
 		t.Errorf("pins were\n%s\nand are\n%s", pinned, now)
 	}
-	removeAll(t, pods)
+	removeAll(t, fresh)
 	wantState(t, r, before)
-	// Plugins that ended left no thread of ours in another namespace.
-	threads, err := os.ReadDir("/proc/self/task")
-	if err != nil || len(threads) == 0 {
-		t.Errorf("%d threads, %v", len(threads), err)
-	}
-}
-
-// live adds and deletes a pod some times and leaves it added.
-func live(t *testing.T, r *rig.Rig, p *rig.Pod, turns int) {
-	ctx := ctxOf(t)
-	for range turns {
-		if err := p.Add(ctx, r.Conf(nil)); err != nil {
-			t.Error(err)
-		}
-		if err := p.Del(ctx); err != nil {
-			t.Error(err)
-		}
-	}
-	if err := p.Add(ctx, r.Conf(nil)); err != nil {
-		t.Error(err)
-	}
 }
 
 // TestXtablesLock is B018: somebody holds the lock of iptables; xveth does not wait for it.

@@ -19,9 +19,6 @@ import (
 	"github.com/xveth/xveth/test/rig"
 )
 
-// maxRouteMTU is what the kernel makes of larger MTUs of IPv4 routes.
-const maxRouteMTU = 65520
-
 // TestLocalMTU reads back the MTUs that ADD sets and reports.
 func TestLocalMTU(t *testing.T) {
 	r := newRig(t, nil)

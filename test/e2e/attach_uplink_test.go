@@ -135,6 +135,8 @@ func attachUplink(t *testing.T, r *rig.Rig, here, there string) {
 		}
 		node(t, r, "ip link del up1")
 		moveUplink(t, r, "eth0")
+		// The next call forgets what belongs to the uplink that is gone.
+		churn(t, r, nil)
 	})
 }
 

@@ -32,7 +32,7 @@ func newFrameSender(t *testing.T, p *rig.Pod, gateway net.HardwareAddr, packet r
 		t.Fatal(err)
 	}
 	s := &frameSender{pod: p}
-	var hdr [62]byte
+	hdr := make([]byte, spec.Variables["rig_hdr"].Size())
 	hdrLen, kind := uint32(42), []byte{8, 0}
 	if packet.src.Addr().Is6() {
 		hdrLen, kind = 62, []byte{0x86, 0xdd}

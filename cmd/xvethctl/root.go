@@ -76,6 +76,7 @@ func newRoot() *cobra.Command {
 	for _, c := range root.Commands() {
 		c.Args = noArgs
 	}
+	root.AddCommand(newBench())
 	return root
 }
 

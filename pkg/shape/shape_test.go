@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -339,7 +340,7 @@ func TestFailureLeavesNothing(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		qdiscs, err := netlink.QdiscList(link)
+		qdiscs, err := netlinksafe.QdiscList(link)
 		for _, q := range qdiscs {
 			if q.Type() != "noqueue" {
 				t.Errorf("qdisc %v is left", q)

@@ -28,10 +28,19 @@ func TestNames(t *testing.T) {
 	long := strings.Repeat("x", 300)
 	seen := map[string]string{}
 	for _, a := range [][3]string{
-		{"net", "pod", "eth0"}, {"net", "pod", "eth1"}, {"netp", "od", "eth0"}, {"ne", "tpod", "eth0"},
-		{"net/pod", "x", "eth0"}, {"net", "pod/x", "eth0"}, {"#net", "pod", "eth0"},
-		{long, long, "eth0"}, {long + "y", long, "eth0"}, {"net", long, "eth0"}, {"", "", ""},
-		{"net", token(long, maxContainerID), "eth0"}, {"net pod", "a\x00b", "eth0"},
+		{"net", "pod", "eth0"},
+		{"net", "pod", "eth1"},
+		{"netp", "od", "eth0"},
+		{"ne", "tpod", "eth0"},
+		{"net/pod", "x", "eth0"},
+		{"net", "pod/x", "eth0"},
+		{"#net", "pod", "eth0"},
+		{long, long, "eth0"},
+		{long + "y", long, "eth0"},
+		{"net", long, "eth0"},
+		{"", "", ""},
+		{"net", token(long, maxContainerID), "eth0"},
+		{"net pod", "a\x00b", "eth0"},
 	} {
 		name, alias := HostName(a[0], a[1], a[2]), Alias(a[0], a[1], a[2])
 		if len(name) > 15 || !isHostName(name) || name != HostName(a[0], a[1], a[2]) {
@@ -185,7 +194,7 @@ func TestAnnounce(t *testing.T) {
 	v4, v6 := c.Addresses[0].Prefix.Addr().As4(), c.Addresses[1].Prefix.Addr().As16()
 	var arp, na bool
 	b := make([]byte, 2048)
-	for stop := time.Now().Add(2 * time.Second); !(arp && na) && time.Now().Before(stop); {
+	for stop := time.Now().Add(2 * time.Second); (!arp || !na) && time.Now().Before(stop); {
 		n, _, err := unix.Recvfrom(fd, b, 0)
 		if err != nil {
 			continue

@@ -325,7 +325,10 @@ func watchLinks(t *testing.T, host *testNS) func() []string {
 		var strange []string
 		for {
 			select {
-			case u := <-updates:
+			case u, open := <-updates:
+				if !open {
+					return strange
+				}
 				if u.Link != nil && u.Link.Attrs() != nil && !isHostName(u.Attrs().Name) {
 					strange = append(strange, u.Attrs().Name)
 				}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/vishvananda/netlink"
 )
 
@@ -59,7 +60,7 @@ func (n *testNS) links() map[string]netlink.Link {
 	n.t.Helper()
 	all := map[string]netlink.Link{}
 	n.do(func() {
-		list, err := netlink.LinkList()
+		list, err := netlinksafe.LinkList()
 		if err != nil {
 			n.t.Errorf("list links: %v", err)
 		}
@@ -79,7 +80,7 @@ func wantBare(t *testing.T, n *testNS) {
 		t.Errorf("links are left: %v", l)
 	}
 	n.do(func() {
-		routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
+		routes, err := netlinksafe.RouteList(nil, netlink.FAMILY_ALL)
 		if err != nil || len(routes) != 0 {
 			t.Errorf("routes are left: %v, %v", routes, err)
 		}

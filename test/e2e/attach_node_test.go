@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -142,7 +143,8 @@ func TestFewRights(t *testing.T) {
 			before := nodeState(t, r)
 			err = runAs(t, r, c.wrapper, "ADD", p, r.Conf(nil))
 			if c.fails != "" {
-				if said, ok := err.(*types.Error); !ok || !strings.Contains(said.Error(), c.fails) {
+				var said *types.Error
+				if !errors.As(err, &said) || !strings.Contains(said.Error(), c.fails) {
 					t.Errorf("ADD ends with %v, want a CNI error that says %q", err, c.fails)
 				}
 				if after := nodeState(t, r); after != before {

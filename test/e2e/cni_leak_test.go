@@ -11,7 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"github.com/vishvananda/netlink"
+	"github.com/containernetworking/plugins/pkg/netlinksafe"
 
 	"github.com/xveth/xveth/pkg/datapath"
 	"github.com/xveth/xveth/test/rig"
@@ -23,7 +23,7 @@ func checkEntries(t *testing.T, r *rig.Rig) {
 	t.Helper()
 	exists := map[uint32]bool{}
 	err := r.Node.Do(func() error {
-		links, err := netlink.LinkList()
+		links, err := netlinksafe.LinkList()
 		for _, l := range links {
 			exists[uint32(l.Attrs().Index)] = true
 		}
@@ -85,7 +85,7 @@ func attachedPrograms(t *testing.T, r *rig.Rig) map[ebpf.ProgramID]string {
 	t.Helper()
 	all := map[ebpf.ProgramID]string{}
 	err := r.Node.Do(func() error {
-		links, err := netlink.LinkList()
+		links, err := netlinksafe.LinkList()
 		if err != nil {
 			return err
 		}

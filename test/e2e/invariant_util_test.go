@@ -160,13 +160,6 @@ func (p *ear) of(proto uint8, dst netip.AddrPort) arrivals {
 	return p.seen[earKey{proto, dst}]
 }
 
-// from is how many packets of one flow have arrived.
-func (p *ear) from(proto uint8, src, dst netip.AddrPort) int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.seen[earKey{proto, dst}].srcs[src]
-}
-
 func bigEndian16(v uint16) uint16 { return v<<8 | v>>8 }
 
 // swallow accepts what comes to a TCP or UDP port and answers nothing of its own.

@@ -144,10 +144,9 @@ func (p rawPacket) fragments(size int) [][]byte {
 
 // tap sends and receives whole frames on one interface of a host.
 type tap struct {
-	t    *testing.T
-	fd   int
-	file *os.File
-	mac  net.HardwareAddr
+	t   *testing.T
+	fd  int
+	mac net.HardwareAddr
 }
 
 // newTap opens an AF_PACKET socket.

@@ -123,8 +123,10 @@ func slowCases() []slowCase {
 		{"multicast", protoUDP, 4, group, net.HardwareAddr{1, 0, 0x5e, 0, 0, 251}, with(multicast), false},
 		{"multicast", protoUDP, 6, group, net.HardwareAddr{0x33, 0x33, 0, 0, 0, 0xfb}, with(multicast), false},
 		{"broadcast frame", protoUDP, 0, group[:1], bcast, plain, false},
-		{"limited broadcast", protoUDP, 4, group, bcast,
-			with(func(p *rawPacket) { p.dst = netip.AddrPortFrom(netip.AddrFrom4([4]byte{255, 255, 255, 255}), 67) }), false},
+		{
+			"limited broadcast", protoUDP, 4, group, bcast,
+			with(func(p *rawPacket) { p.dst = netip.AddrPortFrom(netip.AddrFrom4([4]byte{255, 255, 255, 255}), 67) }), false,
+		},
 		{"someone else's frame", protoUDP, 0, group[:1], net.HardwareAddr{2, 9, 9, 9, 9, 9}, plain, false}, // B158
 	}
 }

@@ -274,7 +274,7 @@ func closeByRST(t *testing.T, first, second *net.TCPConn) {
 func expectEOF(t *testing.T, c *net.TCPConn) {
 	t.Helper()
 	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
-	if n, err := c.Read(make([]byte, 1)); err != io.EOF {
+	if n, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Fatalf("read %d bytes, %v; want the end of the stream", n, err)
 	}
 }

@@ -179,6 +179,7 @@ func failOnce(t *testing.T, r *rig.Rig, cni *libcni.CNIConfig, list *libcni.Netw
 // right device, while somebody holds the lock of iptables.
 func TestChainPlugins(t *testing.T) {
 	r := newRig(t, nil)
+	letGo := holdXtables(t, r)
 	cni := runtimeOn(t, r)
 	list := chain(t, r, map[string]any{"ipMasq": false, "fastPath": map[string]any{"mode": "off"}},
 		map[string]any{"type": "portmap", "capabilities": map[string]any{"portMappings": true}, "backend": "nftables"},
@@ -208,5 +209,6 @@ func TestChainPlugins(t *testing.T) {
 	if err := cni.DelNetworkList(ctxOf(t), list, rt); err != nil {
 		t.Error(err)
 	}
+	letGo()
 	node(t, r, "nft flush ruleset") // portmap leaves its chains by design
 }

@@ -138,11 +138,7 @@ func TestChurn(t *testing.T) {
 // TestXtablesLock is B018: somebody holds the lock of iptables; xveth does not wait for it.
 func TestXtablesLock(t *testing.T) {
 	r := newRig(t, nil)
-	stop := background(t, r.Node, "mkdir -p /run; exec flock /run/xtables.lock sh -c 'echo held; exec sleep 50'")
-	eventually(t, ctxWait, "the lock is held", func() bool {
-		_, err := r.Node.Run(ctxOf(t), "flock", "-n", "/run/xtables.lock", "true")
-		return err != nil
-	})
+	letGo := holdXtables(t, r)
 	p := addPod(t, r, "a", nil)
 	if err := p.Check(ctxOf(t)); err != nil {
 		t.Error(err)
@@ -150,9 +146,24 @@ func TestXtablesLock(t *testing.T) {
 	if err := p.Remove(ctxOf(t)); err != nil {
 		t.Error(err)
 	}
-	if _, err := r.Node.Run(ctxOf(t), "flock", "-n", "/run/xtables.lock", "true"); err == nil {
-		t.Error("the lock was let go before xveth was done")
+	letGo()
+}
+
+// holdXtables takes the lock of iptables on the node. The function that it returns checks
+// that it is still held, and lets it go.
+func holdXtables(t *testing.T, r *rig.Rig) func() {
+	t.Helper()
+	isHeld := func() bool {
+		_, err := r.Node.Run(ctxOf(t), "flock", "-n", "/run/xtables.lock", "true")
+		return err != nil
 	}
-	stop()
-	node(t, r, "rm /run/xtables.lock")
+	stop := background(t, r.Node, "exec flock /run/xtables.lock sleep 50")
+	eventually(t, ctxWait, "the lock of iptables is held", isHeld)
+	return func() {
+		if !isHeld() {
+			t.Error("the lock of iptables was let go before the plugins were done")
+		}
+		stop()
+		node(t, r, "rm /run/xtables.lock")
+	}
 }

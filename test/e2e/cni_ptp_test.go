@@ -56,12 +56,12 @@ func TestMoveFromPTP(t *testing.T) {
 	before := nodeState(t, r)
 	var all, ours, theirs []*rig.Pod
 	for round := range 2 {
-		for i := range 3 {
+		for i := range 2 {
 			p := ptpPod(t, r, fmt.Sprintf("ptp%d-%d", round, i))
 			all, theirs = append(all, p), append(theirs, p)
 		}
 		wantMesh(t, all)
-		for i := range 3 {
+		for i := range 2 {
 			p := addPod(t, r, fmt.Sprintf("xv%d-%d", round, i), nil)
 			all, ours = append(all, p), append(ours, p)
 		}
@@ -71,7 +71,7 @@ func TestMoveFromPTP(t *testing.T) {
 	if err := gc(t, r, map[string]any{keyValid: attachmentsOf(all...)}); err != nil {
 		t.Error(err)
 	}
-	for _, p := range ours[:3] {
+	for _, p := range ours[:2] {
 		if err := p.Check(ctxOf(t)); err != nil {
 			t.Error(err)
 		}
@@ -80,11 +80,11 @@ func TestMoveFromPTP(t *testing.T) {
 		}
 	}
 	ptpDel(t, r, theirs[0])
-	wantMesh(t, append(ours[3:], theirs[1:]...))
+	wantMesh(t, append(ours[2:], theirs[1:]...))
 	for _, p := range theirs[1:] {
 		ptpDel(t, r, p)
 	}
-	removeAll(t, ours[3:])
+	removeAll(t, ours[2:])
 	eventually(t, ctxWait, "all is as before", func() bool { return nodeState(t, r) == before })
 }
 

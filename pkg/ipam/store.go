@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -15,7 +16,7 @@ import (
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
 )
 
-// The reference store is used for its lock and for reserving. Reservations are
+// The reference store is used for its lock and its format. Reservations are made,
 // found and released here, because the reference matches any file at any depth
 // by its content: a network called "networks" in /var/lib/cni would release
 // addresses of every other one, a container whose id looks like an address
@@ -34,6 +35,30 @@ func (*store) Lock() error { return nil }
 
 // Unlock does nothing, like Lock.
 func (*store) Unlock() error { return nil }
+
+// reserving is where a reservation is written before it gets its name; under the lock
+// there is only one. What a process that was killed left in it is no reservation.
+const reserving = "reserving"
+
+// Reserve is the reference's, but for one thing: the file appears with its content. One
+// that was killed in between would leave an address that belongs to nobody.
+func (s *store) Reserve(id, ifname string, ip net.IP, rangeID string) (bool, error) {
+	fresh := filepath.Join(s.dir, reserving)
+	if err := os.WriteFile(fresh, []byte(key(id, ifname)), 0o600); err != nil {
+		return false, err
+	}
+	defer os.Remove(fresh)
+	path := disk.GetEscapedPath(s.dir, ip.String())
+	err := os.Link(fresh, path)
+	if errors.Is(err, fs.ErrExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, &fs.PathError{Op: "link", Path: path, Err: err}
+	}
+	last := disk.GetEscapedPath(s.dir, "last_reserved_ip."+rangeID)
+	return true, os.WriteFile(last, []byte(ip.String()), 0o600)
+}
 
 // openStore makes the store's directory if it is not there and waits for the
 // lock as long as the context allows.
@@ -58,6 +83,7 @@ func openStore(ctx context.Context, dir string) (*store, error) {
 		_ = s.Close()
 		return nil, cniError(types.ErrIOFailure, "lock address store %q: %w", dir, err)
 	}
+	_ = os.Remove(filepath.Join(dir, reserving))
 	return &store{s, dir}, nil
 }
 

@@ -14,8 +14,10 @@ import (
 )
 
 // usableWithin bounds the wait for an address, which takes the kernel less
-// than a millisecond unless its workers are starved.
-const usableWithin = 10 * time.Second
+// than a millisecond unless its worker has to wait for the lock of all network
+// interfaces: a node that makes and removes a hundred pods at once holds that
+// for seconds.
+const usableWithin = 30 * time.Second
 
 // addrWatch waits until IPv6 addresses can be used. Adding one returns before
 // it works, also without duplicate address detection: a worker of the kernel

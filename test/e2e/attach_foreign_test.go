@@ -48,6 +48,7 @@ func worksByXDP(t *testing.T, r *rig.Rig, a *rig.Pod) {
 // it is left alone, tcx does the work, STATUS says so, and when it has gone XDP is armed
 // by the next ADD. B094, B096, B098.
 func TestForeignXDP(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	for _, c := range []struct {
 		name, prog string
@@ -110,6 +111,7 @@ func linkXDP(t *testing.T, h *rig.Host, dev string, p *ebpf.Program) func() {
 // TestXDPDispatcher shares the uplink with a program behind a libxdp dispatcher, loaded
 // before ours and after it. B097.
 func TestXDPDispatcher(t *testing.T) {
+	t.Parallel()
 	if _, err := exec.LookPath("xdp-filter"); err != nil {
 		t.Skip("needs xdp-filter (package xdp-tools)")
 	}
@@ -140,6 +142,7 @@ func TestXDPDispatcher(t *testing.T) {
 // TestStripped takes our programs off by the usual tools while a connection is warm: it
 // goes on by the kernel, and the next ADD arms the uplink again. B099.
 func TestStripped(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	a := addPod(t, r, "a", nil)
 	for _, fam := range families {

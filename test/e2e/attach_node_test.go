@@ -64,6 +64,7 @@ func plainPod(t *testing.T, r *rig.Rig, cause string) {
 // TestNoBPFFS runs the plugin on a node whose BPF file system is missing, read-only, or
 // cannot be mounted. B115.
 func TestNoBPFFS(t *testing.T) {
+	t.Parallel()
 	t.Run("not mounted", func(t *testing.T) {
 		r := newRig(t, logConf)
 		node(t, r, "umount -l /sys/fs/bpf; while mountpoint -q /sys/fs/bpf; do umount -l /sys/fs/bpf; done")
@@ -123,6 +124,7 @@ E`, verb, p.ID, p.Netns, filepath.Dir(bin), wrapper, bin, conf))
 // TestFewRights runs ADD with little locked memory and without capabilities. What does not
 // concern the pod's network leaves a plain pod; what does ends in a clean error. B114.
 func TestFewRights(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, logConf)
 	for _, c := range []struct {
 		name, wrapper string

@@ -32,6 +32,7 @@ func moveUplink(t *testing.T, r *rig.Rig, dev string) {
 // TestUplinkKinds makes uplinks of kinds that have no native XDP: everything works by tcx,
 // and STATUS says why, whether XDP was asked for or not. B105.
 func TestUplinkKinds(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct{ name, make string }{
 		{"bridge", "ip link add up0 type bridge; ip link set eth0 master up0"},
 		{"macvlan", "ip link add up0 link eth0 type macvlan mode bridge"},
@@ -104,6 +105,7 @@ func bothWays(t *testing.T, r *rig.Rig, a *rig.Pod, fam int) {
 // TestDriverRefusesXDP has a driver refuse XDP: the uplink works by tcx, and the driver's
 // own words are in STATUS and in the log. B105, B106.
 func TestDriverRefusesXDP(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	// A veth takes XDP only if it has a receive queue for each of its peer's senders.
 	attachUplink(t, r, "numrxqueues 1 numtxqueues 1", "numtxqueues 4 numrxqueues 4")
@@ -156,6 +158,7 @@ func makeSecondUplink(t *testing.T, r *rig.Rig, here, there string) {
 // index and with the same: the next ADD arms it, and nothing of the old one does harm.
 // B123.
 func TestUplinkRecreated(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	attachUplink(t, r, "", "")
 	conf := map[string]any{"uplinks": []any{map[string]any{"name": "up1", "mode": "xdp"}}}
@@ -201,6 +204,7 @@ func echoOnce(t *testing.T, r *rig.Rig, a *rig.Pod) {
 // TestTunUplink has a device without Ethernet headers for an uplink: its packets are the
 // kernel's. B085.
 func TestTunUplink(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	dev := openTun(t, r.Node, "up0")
 	go reflectUDP(dev)

@@ -76,6 +76,7 @@ func (s *frameSender) send(t *testing.T, n int) {
 // TestModeXDP has pods that send xdp_frames: their flows are learned and redirected by XDP
 // on the host's end, and what their sockets send has complete checksums.
 func TestModeXDP(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, map[string]any{"fastPath": map[string]any{"mode": "xdp", "revalidate": "20s"}})
 	a, b := addPod(t, r, "a", nil), addPod(t, r, "b", nil)
 	if have := hooksOf(t, r.Node, a.HostDev); len(have["xdp"]) != 1 {

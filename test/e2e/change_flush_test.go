@@ -15,6 +15,7 @@ import (
 // forwards for no longer than the interval where the kernel has no path, and all goes
 // on when they are back.
 func TestFlushedRoutes(t *testing.T) {
+	t.Parallel()
 	const flush = `
 		ip -4 route save > /run/r4 && ip -6 route save > /run/r6 && ip addr save dev eth0 > /run/a
 		for v in $(ls /sys/class/net | grep -v -e lo -e eth0); do

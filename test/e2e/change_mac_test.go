@@ -66,6 +66,7 @@ func carries(t *testing.T, d *datapath.Datapath, dst netip.AddrPort, mac string)
 // (B081). As soon as the kernel knows the new address, frames carry it within the
 // interval.
 func TestRemoteMAC(t *testing.T) {
+	t.Parallel()
 	for _, told := range []bool{true, false} {
 		t.Run(fmt.Sprintf("announced %v", told), func(t *testing.T) {
 			r := newRig(t, shortInterval(nil))
@@ -132,6 +133,7 @@ func addRouter(t *testing.T, r *rig.Rig) *rig.Host {
 // TestOtherRouter moves the node's default route to a second router under a warm flow
 // (B081).
 func TestOtherRouter(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, shortInterval(nil))
 	pod := addPod(t, r, "a", nil)
 	d := open(t, r)
@@ -173,6 +175,7 @@ func TestOtherRouter(t *testing.T) {
 // TestOwnMAC changes the MAC address of the uplink and of the host's end of a pair
 // (B035, as udev does) under warm flows in both directions.
 func TestOwnMAC(t *testing.T) {
+	t.Parallel()
 	for drive, conf := range drives {
 		for _, fam := range families {
 			t.Run(fmt.Sprintf("%s v%d", drive, fam), func(t *testing.T) { checkOwnMAC(t, conf, fam) })

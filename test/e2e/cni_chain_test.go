@@ -73,6 +73,7 @@ func runtimeConf(p *rig.Pod, caps map[string]any) *libcni.RuntimeConf {
 // TestChainFails is B004: a later plugin fails ADD. When its DEL succeeds, the runtime's
 // DEL reaches xveth and nothing is left.
 func TestChainFails(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	cni := runtimeOn(t, r, failing(t, "fails-add", "ADD"))
 	list := chain(t, r, nil, map[string]any{"type": "fails-add"})
@@ -98,6 +99,7 @@ func TestChainFails(t *testing.T) {
 // and a pod that lives keeps its address. Those that fill the range to begin with are only
 // what such pods leave behind.
 func TestChainAlwaysFails(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	live := addPod(t, r, "live", nil)
 	node(t, r, "cd "+storeDir+` && for i in $(seq 10 254); do
@@ -133,6 +135,7 @@ func TestChainAlwaysFails(t *testing.T) {
 // to keep the node from new pods, and the next ADD gets an address of theirs. What lives,
 // or was reserved by hand, stays.
 func TestReclaim(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	small := map[string]any{"ipam": ipamConf("10.88.0.0/29")} // 5 pods
 	live := addPod(t, r, "live", small)
@@ -178,6 +181,7 @@ func failOnce(t *testing.T, r *rig.Rig, cni *libcni.CNIConfig, list *libcni.Netw
 // TestChainPlugins is B025 and B018: portmap, tuning and bandwidth behind xveth act on the
 // right device, while somebody holds the lock of iptables.
 func TestChainPlugins(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	letGo := holdXtables(t, r)
 	cni := runtimeOn(t, r)

@@ -196,6 +196,7 @@ func linkIndex(t *testing.T, h *rig.Host, name string) (index int) {
 // TestCheck removes or changes each single thing that ADD made: CHECK names it, and DEL
 // still cleans up.
 func TestCheck(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	before := nodeState(t, r)
 	all := append(linkDamages(), routeDamages()...)
@@ -225,6 +226,7 @@ func TestCheck(t *testing.T) {
 // TestCheckRoutes is B008: routes of the address manager with and without a gateway pass
 // CHECK at once and later, in every version, and one that goes is named.
 func TestCheckRoutes(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	ipam := ipamOf(4, 6)
 	ipam["routes"] = []any{

@@ -63,6 +63,7 @@ func mustTool(t *testing.T, r *rig.Rig, dir, id string, verbs ...string) {
 // TestCNITool goes through the life of a pod with the real cnitool: all verbs, and the
 // DELs that come late, twice or for nothing (B001, B024).
 func TestCNITool(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	for _, c := range []struct {
 		version string
@@ -134,6 +135,7 @@ func wantVersion(t *testing.T, stdout []byte, version string) {
 // TestDelWithoutNetns is B001: the namespace died, and with it its path and the veth,
 // or the runtime gives no path at all.
 func TestDelWithoutNetns(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	before := nodeState(t, r)
 	for _, path := range []string{"/run/netns/gone", ""} {
@@ -156,6 +158,7 @@ func TestDelWithoutNetns(t *testing.T) {
 // TestVersions is B024: the versions that are listed work, another one is refused with
 // code 1 and leaves nothing.
 func TestVersions(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	out, err := r.Plugin(ctxOf(t), "VERSION", []byte(`{"cniVersion":"1.1.0"}`), nil)
 	if err != nil {
@@ -185,6 +188,7 @@ func TestVersions(t *testing.T) {
 
 // TestResultFields has what later plugins and runtimes look for in a result (B025, B026).
 func TestResultFields(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	dns := map[string]any{"nameservers": []string{"192.0.2.53"}, "domain": "example", "search": []string{"a.example"}, "options": []string{"ndots:2"}}
 	p := addPod(t, r, "a", map[string]any{"dns": dns})

@@ -16,6 +16,7 @@ import (
 // TestMalformedThroughBinary gives every row of the table of malformed configurations to
 // the real binary: an error with its code and message, and no change.
 func TestMalformedThroughBinary(t *testing.T) {
+	t.Parallel()
 	text, err := os.ReadFile("../../pkg/netconf/testdata/malformed.json")
 	if err != nil {
 		t.Fatal(err)
@@ -56,6 +57,7 @@ func TestMalformedThroughBinary(t *testing.T) {
 
 // TestAddFails puts faults into ADD: the right code, and nothing left.
 func TestAddFails(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	keep := addPod(t, r, "keep", map[string]any{"ipam": ipamConf("10.88.0.0/30")})
 	for _, c := range []struct {
@@ -116,6 +118,7 @@ func TestAddFails(t *testing.T) {
 // TestNodeWithoutIPv6 is B032: IPv6 is switched off on the node, or its kernel has none.
 // IPv4 works; a request for IPv6 is a clear error that leaves nothing.
 func TestNodeWithoutIPv6(t *testing.T) {
+	t.Parallel()
 	for name, command := range map[string]string{
 		"switched off":      "sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1",
 		"not in the kernel": "sysctl -qw net.ipv6.conf.all.disable_ipv6=1 && mount -t tmpfs none /proc/sys/net/ipv6",

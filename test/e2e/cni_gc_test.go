@@ -44,6 +44,7 @@ func otherNet() map[string]any {
 // TestGCKeys is B011: live pods are never cut, whichever key carries them, and with no
 // list at all nothing is removed.
 func TestGCKeys(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	a, b, c := addPod(t, r, "a", nil), addPod(t, r, "b", nil), addPod(t, r, "c", nil)
 	all := attachmentsOf(a, b, c)
@@ -95,6 +96,7 @@ func TestGCKeys(t *testing.T) {
 // TestGCOddLists is B013: null removes nothing, malformed lists are errors that remove
 // nothing, and an empty list clears this network and no other.
 func TestGCOddLists(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	addPod(t, r, "a", nil)
 	before := nodeState(t, r)
@@ -129,6 +131,7 @@ func TestGCOddLists(t *testing.T) {
 // TestGCOwnNetwork is B013: an empty list clears everything of this network and nothing
 // else.
 func TestGCOwnNetwork(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	node(t, r, "ip link add veth77 type veth peer name veth78")
 	defer node(t, r, "ip link del veth77")
@@ -151,6 +154,7 @@ func TestGCOwnNetwork(t *testing.T) {
 
 // TestGCLeftovers removes what an ADD that was killed can leave at each step.
 func TestGCLeftovers(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	live := addPod(t, r, "live", nil)
 	before := nodeState(t, r)
@@ -180,6 +184,7 @@ func TestGCLeftovers(t *testing.T) {
 // TestGCAfterKill kills ADD at many moments. GC, or DEL, or another ADD and its DEL,
 // leave nothing.
 func TestGCAfterKill(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	addPod(t, r, "first", nil) // loads the programs
 	before := nodeState(t, r)

@@ -81,6 +81,7 @@ func TestParallelTableDeleted(t *testing.T) {
 // TestHostHasEth0 is B021: the host's own eth0 is not in the way of the pods', nobody who
 // watches the host ever sees a second one, and the first is not touched.
 func TestHostHasEth0(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	eth0 := linkIndex(t, r.Node, rig.Uplink)
 	addrs := node(t, r, "ip -o addr show scope global dev "+rig.Uplink)
@@ -137,6 +138,7 @@ func TestChurn(t *testing.T) {
 
 // TestXtablesLock is B018: somebody holds the lock of iptables; xveth does not wait for it.
 func TestXtablesLock(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	letGo := holdXtables(t, r)
 	p := addPod(t, r, "a", nil)

@@ -52,6 +52,7 @@ func ptpDel(t *testing.T, r *rig.Rig, p *rig.Pod) {
 // TestMoveFromPTP moves a node from the reference ptp plugin to xveth and back under one
 // network name: addresses never collide and old pods keep working.
 func TestMoveFromPTP(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	before := nodeState(t, r)
 	var all, ours, theirs []*rig.Pod

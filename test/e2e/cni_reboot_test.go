@@ -15,6 +15,7 @@ import (
 // TestReboot is B005: after a reboot the namespaces, veths, rules and pins are gone and
 // the reservations are not. DEL of the old ids and GC free all addresses.
 func TestReboot(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	before := nodeState(t, r)
 	for name, free := range map[string]func(*testing.T, []*rig.Pod){
@@ -62,6 +63,7 @@ func reboot(t *testing.T, r *rig.Rig, pods []*rig.Pod) {
 // TestDeadPodsFlows kills the namespace of a pod under a warm flow and then deletes the
 // pod: no flow and no map entry of it is left (B001, B005).
 func TestDeadPodsFlows(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	for name, free := range map[string]func(*rig.Pod) error{
 		"del": func(p *rig.Pod) error { return del(t, r, p) },
@@ -94,6 +96,7 @@ func TestDeadPodsFlows(t *testing.T) {
 // TestAddressReused deletes a pod under a warm flow and gives its address to another at
 // once: the flow reaches the new pod by the kernel, not through what was learned.
 func TestAddressReused(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	for _, fam := range families {
 		ips := map[string]any{"runtimeConfig": map[string]any{"ips": []string{"10.88.0.77", "2001:db8:88::77"}}}

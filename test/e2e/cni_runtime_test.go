@@ -18,6 +18,7 @@ import (
 // TestSecondAdd is B019: a second ADD of the same interface is refused and changes
 // nothing; one DEL takes all away.
 func TestSecondAdd(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	empty := nodeState(t, r)
 	p := addPod(t, r, "a", nil)
@@ -47,6 +48,7 @@ func TestSecondAdd(t *testing.T) {
 // TestAsked is B031: the MAC and the addresses that the runtime asks for, by
 // runtimeConfig and by CNI_ARGS.
 func TestAsked(t *testing.T) {
+	t.Parallel()
 	const mac = "02:00:00:00:00:99"
 	runtimeConfig := func(m string, ips ...string) map[string]any {
 		return map[string]any{"runtimeConfig": map[string]any{"mac": m, "ips": ips}}
@@ -129,6 +131,7 @@ func wantAsked(t *testing.T, p *rig.Pod, stdout []byte, mac string, addrs []stri
 // TestHostMAC is B035: somebody gives the host's end a new MAC. The pod reaches its
 // gateway and the world, cold and warm, and CHECK does not mind.
 func TestHostMAC(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	p := addPod(t, r, "a", nil)
 	mac := 0
@@ -175,6 +178,7 @@ func TestHostMAC(t *testing.T) {
 // TestOddDel is B038: DEL with input that no runtime should give. It answers with a CNI
 // error or does nothing; the pod is removed by the next proper DEL.
 func TestOddDel(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	empty := nodeState(t, r)
 	p := addPod(t, r, "a", nil)
@@ -220,6 +224,7 @@ func TestOddDel(t *testing.T) {
 // TestTwoInterfaces is B040: eth0 and net1 of one container, on one network and on two.
 // DEL of net1 leaves eth0, its address and its flows; net1 can come back.
 func TestTwoInterfaces(t *testing.T) {
+	t.Parallel()
 	for name, second := range map[string]map[string]any{"same network": nil, "two networks": otherNet()} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, nil)

@@ -29,6 +29,7 @@ func statusOf(t *testing.T, r *rig.Rig, changes map[string]any) (string, error) 
 // TestStatus is B014: zero when the next ADD can succeed, with the state of the fast path
 // on standard error.
 func TestStatus(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	mode := func(m string) map[string]any { return map[string]any{"fastPath": map[string]any{"mode": m}} }
 	uplink := func(m string) map[string]any {
@@ -74,6 +75,7 @@ func TestStatus(t *testing.T) {
 
 // TestStatusNotLiberal tells why no TCP is learned.
 func TestStatusNotLiberal(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	addPod(t, r, "a", nil)
 	if err := r.Node.Sysctl("net.netfilter.nf_conntrack_tcp_be_liberal", "0"); err != nil {
@@ -87,6 +89,7 @@ func TestStatusNotLiberal(t *testing.T) {
 
 // TestStatusNotReady is B014: code 50 with a short reason when the next ADD would fail.
 func TestStatusNotReady(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	small := map[string]any{"ipam": ipamConf("10.88.0.0/30")}
 	addPod(t, r, "a", small)

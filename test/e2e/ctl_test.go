@@ -85,6 +85,7 @@ func warmHostPort(t *testing.T) (*rig.Rig, *rig.Pod, func()) {
 
 // TestCtlFlows finds a translated flow by every filter that it fits and by none other.
 func TestCtlFlows(t *testing.T) {
+	t.Parallel()
 	r, p, talk := warmHostPort(t)
 	all := ctlJSON[[]status.Flow](t, r, 0, "flows")
 	i := slices.IndexFunc(all, func(f status.Flow) bool { return f.In == rig.Uplink })
@@ -125,6 +126,7 @@ func TestCtlFlows(t *testing.T) {
 
 // TestCtlWatch sees the table again and again until it is told to stop.
 func TestCtlWatch(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	addPod(t, r, "a", nil)
 	cmd := exec.CommandContext(ctxOf(t), filepath.Join(plugins, "xvethctl"), "flows", "--watch=100ms")
@@ -208,6 +210,7 @@ func attachmentOf(t *testing.T, n status.Node, p *rig.Pod) status.Attachment {
 
 // TestCtlStatusHealthy reads the state of a node on which all is well: B165.
 func TestCtlStatusHealthy(t *testing.T) {
+	t.Parallel()
 	r, p, _ := warmHostPort(t)
 	off := addPod(t, r, "off", map[string]any{"runtimeConfig": map[string]any{"fastPath": "off"}})
 	limited := addPod(t, r, "limited", map[string]any{
@@ -313,6 +316,7 @@ func troubles() []trouble {
 // TestCtlStatusDegraded wants each thing that is in the way to be named, with what to do:
 // B043, B096.
 func TestCtlStatusDegraded(t *testing.T) {
+	t.Parallel()
 	for _, c := range troubles() {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t, nil)
@@ -339,6 +343,7 @@ func TestCtlStatusDegraded(t *testing.T) {
 
 // TestCtlNotLoaded runs every command on a node on which nothing is loaded.
 func TestCtlNotLoaded(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	n := ctlJSON[status.Node](t, r, 3, "status")
 	if n.Loaded || n.NotLoaded == "" || len(n.Uplinks) != 1 || n.Uplinks[0].Drive != "none" {
@@ -364,6 +369,7 @@ func TestCtlNotLoaded(t *testing.T) {
 
 // TestCtlUsage wants a command line that makes no sense to be refused by its own status.
 func TestCtlUsage(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	for _, args := range [][]string{
 		{"nonsense"},
@@ -391,6 +397,7 @@ func TestCtlUsage(t *testing.T) {
 
 // TestCtlFlush forgets what it is told to; connections go on.
 func TestCtlFlush(t *testing.T) {
+	t.Parallel()
 	r, p, talk := warmHostPort(t)
 	known := func() int { return len(ctlJSON[[]status.Flow](t, r, 0, "flows", "--all")) }
 	have := known()
@@ -417,6 +424,7 @@ func TestCtlFlush(t *testing.T) {
 
 // TestCtlGC removes what a killed ADD, a vanished veth and a network without pods leave.
 func TestCtlGC(t *testing.T) {
+	t.Parallel()
 	r, _, talk := warmHostPort(t)
 	gone := addPod(t, r, "gone", nil)
 	at := netip.AddrPortFrom(gone.Addr4, 7)

@@ -50,6 +50,7 @@ func (w *rawWay) String() string {
 // with no program of ours on the node and the second time on the fast path, and compares
 // what leaves the node byte by byte.
 func TestIdentical(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []string{"xdp", "tcx"} {
 		t.Run(mode, func(t *testing.T) {
 			conf := uplinkMode(mode)

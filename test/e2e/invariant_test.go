@@ -105,7 +105,8 @@ type cutWay struct {
 }
 
 // TestInvariantCut stops established fast flows by nftables rules, an iptables rule and
-// a blackhole route. Each flow stops within the interval and goes on afterwards.
+// a blackhole route. Each flow stops within the interval and goes on afterwards. Covers
+// B070.
 func TestInvariantCut(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{"xdp", "tcx"} {

@@ -72,6 +72,7 @@ func echo(t *testing.T, on *rig.Host, proto string, at netip.AddrPort) {
 // TestLearn sends from the remote host to a pod, from a pod to the remote host and from
 // pod to pod, and finds all of it on the fast path.
 func TestLearn(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	a, b := addPod(t, r, "a", nil), addPod(t, r, "b", nil)
 	for _, fam := range families {

@@ -24,6 +24,7 @@ const jumboRouteMTU = 65520
 
 // TestLocalMTU reads back the MTUs that ADD sets and reports.
 func TestLocalMTU(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	for name, c := range map[string]struct {
 		conf               map[string]any
@@ -107,6 +108,7 @@ func sendMSS(t *testing.T, c net.Conn) int {
 
 // TestLocalMTUTraffic sends in big pieces between pods and in small ones elsewhere.
 func TestLocalMTUTraffic(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	a, b := addPod(t, r, "a", nil), addPod(t, r, "b", nil)
 	for _, fam := range families {
@@ -223,6 +225,7 @@ E`, verb, id, p.Netns, bin, filepath.Join(bin, "ptp"), conf))
 // TestLocalMTUBesidePTP lets jumbo pods talk with pods of MTU 1500 that another plugin
 // made, of another subnet and of the same.
 func TestLocalMTUBesidePTP(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	a := addPod(t, r, "a", nil)
 	for _, c := range []struct {

@@ -138,6 +138,7 @@ const smallMsg = "0123456789abcdef"
 // TestPathMTU lowers the MTU at every place of the path: behind the remote host (B049),
 // on a route of the node (B051) and on the remote host's own link.
 func TestPathMTU(t *testing.T) {
+	t.Parallel()
 	for _, uplink := range []string{"xdp", "tcx"} {
 		t.Run(uplink, func(t *testing.T) {
 			r := newRig(t, map[string]any{

@@ -24,6 +24,7 @@ func setMTU(t *testing.T, r *rig.Rig, mtu int) {
 // TestJumboUplink drives an uplink of MTU 9000 by XDP: frames of several buffers come
 // through it whole. B107.
 func TestJumboUplink(t *testing.T) {
+	t.Parallel()
 	for _, uplink := range []string{"xdp", "tcx"} {
 		t.Run(uplink, func(t *testing.T) {
 			r := newRig(t, map[string]any{
@@ -73,6 +74,7 @@ func jumboFrames(t *testing.T, r *rig.Rig, w slowWay, uplink string) {
 
 // TestUplinkMTUChanges raises and lowers the MTU of an uplink on which XDP runs. B107.
 func TestUplinkMTUChanges(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	a := addPod(t, r, "a", nil)
 	for _, mtu := range []int{9000, 1500, 1400} {

@@ -20,6 +20,7 @@ import (
 // conntrack entries. No packet is lost, the remote host sees the same port throughout,
 // and the entries live on. B067
 func TestNATIdle(t *testing.T) {
+	t.Parallel()
 	const (
 		timeout = 2 * time.Second
 		gap     = 50 * time.Millisecond

@@ -36,6 +36,7 @@ func invalidPackets(t *testing.T, r *rig.Rig) string {
 // drops what conntrack holds for invalid, and masquerades. Every reply comes from the
 // node port's address: a connected socket takes no other. B064
 func TestNATNodePortInvalid(t *testing.T) {
+	t.Parallel()
 	const rounds = 10000
 	bed := newNATBed(t, rig.Options{})
 	d := open(t, bed.r)
@@ -80,6 +81,7 @@ func TestNATNodePortInvalid(t *testing.T) {
 // TestNATStrictReversePath runs translated flows cold and warm where every host checks
 // the reverse path strictly. B076
 func TestNATStrictReversePath(t *testing.T) {
+	t.Parallel()
 	bed := newNATBed(t, rig.Options{})
 	d := open(t, bed.r)
 	hosts := []*rig.Host{bed.r.Node, bed.r.Ext, bed.a.Host, bed.b.Host}

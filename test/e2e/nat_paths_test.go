@@ -161,6 +161,7 @@ func compareSeen(t *testing.T, bed *natBed, want map[string]string) {
 // sockets find every checksum right, and both ends see the addresses that they see
 // without the fast path. Covers B041 and B062.
 func TestNATPaths(t *testing.T) {
+	t.Parallel()
 	off := newNATBed(t, rig.Options{Conf: map[string]any{"fastPath": map[string]any{"mode": "off"}}})
 	var want map[string]string
 	t.Run("off", func(t *testing.T) { want = runNATPaths(t, off, nil) })
@@ -218,6 +219,7 @@ func (bed *natBed) checkVerified(t *testing.T) {
 // TestNATHairpinMany connects a pod to itself through its service address many times,
 // some connections short and some long. B062
 func TestNATHairpinMany(t *testing.T) {
+	t.Parallel()
 	bed := newNATBed(t, rig.Options{})
 	d := open(t, bed.r)
 	for _, fam := range families {

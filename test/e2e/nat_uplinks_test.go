@@ -70,6 +70,7 @@ func routeClient(t *testing.T, r *rig.Rig, fam int, second bool) {
 // answers leads by another. Each direction takes the way on which the kernel forwards
 // it, and follows within the interval when the route moves. B066 and B075
 func TestNATAsymmetricRoutes(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []string{"xdp", "tcx"} {
 		t.Run(mode, func(t *testing.T) {
 			r := newRig(t, map[string]any{"fastPath": map[string]any{"revalidate": "300ms"}})
@@ -152,6 +153,7 @@ func wantWay(t *testing.T, s *session, d *datapath.Datapath, in, out int) {
 // TestNATOneDirection sends masqueraded datagrams that nobody answers: nothing is known
 // of answers, so nothing may be learned for them. B066
 func TestNATOneDirection(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	a := addPod(t, r, "a", nil)
 	applyRules(t, r.Ext, "mute", "chain in { type filter hook input priority filter; udp dport 99 drop; }")
@@ -180,6 +182,7 @@ func TestNATOneDirection(t *testing.T) {
 // TestNATStrictWindows wants traffic to go on by the kernel, and nothing of TCP learned,
 // while conntrack checks TCP windows strictly. B066
 func TestNATStrictWindows(t *testing.T) {
+	t.Parallel()
 	bed := newNATBed(t, rig.Options{})
 	d := open(t, bed.r)
 	if err := bed.r.Node.Sysctl("net.netfilter.nf_conntrack_tcp_be_liberal", "0"); err != nil {

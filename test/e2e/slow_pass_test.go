@@ -236,6 +236,7 @@ type slowRig struct {
 // TestSlowPath sends what the fast path must not take on warm flows, with the fast path
 // off, with an uplink by XDP and with one by tcx. What arrives must be the same.
 func TestSlowPath(t *testing.T) {
+	t.Parallel()
 	packets, hops := map[string]outcome{}, map[string]string{}
 	for _, uplink := range []string{"off", "xdp", "tcx"} {
 		t.Run(uplink, func(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 // remote host, by an uplink of 1500 bytes (B046, B047, B048). Segments stay together in
 // big skbs on the fast path; nothing is cut, and nobody is told to send less.
 func TestBigFrames(t *testing.T) {
+	t.Parallel()
 	// Frames that come in by XDP are never put together, so only tcx sees big ones.
 	r := newRig(t, drives["tcx uplink"])
 	pod := addPod(t, r, "a", nil)

@@ -46,6 +46,7 @@ func tcpStream(t *testing.T, p tcpPair, d time.Duration) {
 // TestTCPStrict sets conntrack's window checks back to strict under a warm flow, and
 // then to liberal again. The flow goes on in both cases.
 func TestTCPStrict(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, withFast(nil, map[string]any{"revalidate": strictRevalidate.String()}))
 	pod := addPod(t, r, "a", nil)
 	addDNAT(t, r, pod)
@@ -94,6 +95,7 @@ func checkStrict(t *testing.T, r *rig.Rig, c crossing, traffic func(*testing.T, 
 // TestStrictLearning finds that no TCP is learned while window checks are strict, and
 // that UDP is.
 func TestStrictLearning(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	pod := addPod(t, r, "a", nil)
 	d := open(t, r)

@@ -282,6 +282,7 @@ func expectEOF(t *testing.T, c *net.TCPConn) {
 // TestTCPClose ends warm connections by FIN and by RST from either side. Conntrack's
 // entry ends as on the kernel path, and no flow is left.
 func TestTCPClose(t *testing.T) {
+	t.Parallel()
 	confs := map[string]map[string]any{"off": offConf}
 	for name, conf := range drives {
 		confs[name] = conf

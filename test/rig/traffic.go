@@ -10,11 +10,25 @@ import (
 	"net"
 	"net/netip"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
+
+// listen opens a socket on a host. A port can be taken for a moment by a socket that has
+// been closed already: a command that another thread is just starting has a copy of it
+// until it is executed.
+func (h *Host) listen(open func() error) error {
+	for end := time.Now().Add(time.Second); ; time.Sleep(time.Millisecond) {
+		err := h.Do(open)
+		if !errors.Is(err, unix.EADDRINUSE) || time.Now().After(end) {
+			return err
+		}
+	}
+}
 
 // ListenUDP opens a UDP socket on a host.
 func (h *Host) ListenUDP(at netip.AddrPort) (conn *net.UDPConn, err error) {
-	err = h.Do(func() error {
+	err = h.listen(func() error {
 		conn, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
 		return err
 	})
@@ -43,7 +57,7 @@ func (h *Host) DialUDP(from, to netip.AddrPort) (conn *net.UDPConn, err error) {
 
 // ListenTCP opens a listening TCP socket on a host.
 func (h *Host) ListenTCP(at netip.AddrPort) (l *net.TCPListener, err error) {
-	err = h.Do(func() error {
+	err = h.listen(func() error {
 		l, err = net.ListenTCP("tcp", net.TCPAddrFromAddrPort(at))
 		return err
 	})

@@ -91,9 +91,6 @@ func status(ctx context.Context, a *attachment) error {
 		return err
 	}
 	uplinks, err := a.uplinks()
-	if err == nil {
-		_, err = a.pathMTU(uplinks)
-	}
 	if err != nil {
 		return types.NewError(types.ErrPluginNotAvailable, err.Error(), "")
 	}

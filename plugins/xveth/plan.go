@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 
@@ -46,10 +47,7 @@ func (a *attachment) makePlan(res *current.Result) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	pathMTU, err := a.pathMTU(uplinks)
-	if err != nil {
-		return nil, err
-	}
+	pathMTU := a.pathMTU(uplinks)
 	p := &plan{uplinks: uplinks, veth: a.vethConfig(a.linkMTU(pathMTU))}
 	if p.veth.Addresses, err = addresses(res); err != nil {
 		return nil, err
@@ -91,25 +89,27 @@ func (a *attachment) uplinks() ([]netconf.Uplink, error) {
 	return all, nil
 }
 
-// pathMTU is the MTU of everything that leaves the node.
-func (a *attachment) pathMTU(uplinks []netconf.Uplink) (int, error) {
+// pathMTU is the MTU of everything that leaves the node: the least of the uplinks'. One
+// that is not there does not keep a pod from its network; STATUS names it.
+func (a *attachment) pathMTU(uplinks []netconf.Uplink) int {
 	if a.conf.MTU > 0 {
-		return a.conf.MTU, nil
+		return a.conf.MTU
 	}
 	least := 0
 	for _, u := range uplinks {
 		mtu, err := veth.LinkMTU(u.Name)
 		if err != nil {
-			return 0, err
+			slog.Warn("An uplink is left out.", "uplink", u.Name, "error", err)
+			continue
 		}
 		if least == 0 || mtu < least {
 			least = mtu
 		}
 	}
 	if least == 0 {
-		return noUplinkMTU, nil
+		return noUplinkMTU
 	}
-	return min(least, maxVethMTU), nil
+	return min(least, maxVethMTU)
 }
 
 // linkMTU is the MTU of the pair: that of the local routes, which are the widest. A

@@ -87,7 +87,6 @@ func TestAddFails(t *testing.T) {
 			map[string]any{"runtimeConfig": map[string]any{"ips": []string{"10.88.0.61"}}},
 			nil, types.ErrInternal, "10.88.0.61",
 		},
-		{"no such uplink", "", "", map[string]any{"uplinks": []any{"nosuch0"}}, nil, types.ErrInternal, "nosuch0"},
 		{"no such ipam", "", "", map[string]any{"ipam": map[string]any{"type": "no-such-ipam"}}, nil, types.ErrInvalidNetworkConfig, "no-such-ipam"},
 		{"mtu too small for ipv6", "", "", map[string]any{"mtu": 1000, "localMTU": "off"}, nil, types.ErrInvalidNetworkConfig, "1000"},
 	} {

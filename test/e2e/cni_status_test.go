@@ -87,6 +87,23 @@ func TestStatusNotLiberal(t *testing.T) {
 	}
 }
 
+// TestUplinkMissing configures an uplink that is not there: pods get their network, and
+// STATUS says what is wrong with the fast path.
+func TestUplinkMissing(t *testing.T) {
+	t.Parallel()
+	conf := map[string]any{"uplinks": []any{"nosuch0"}}
+	r := newRig(t, conf)
+	p := addPod(t, r, "a", nil)
+	if err := p.Check(ctxOf(t)); err != nil {
+		t.Error(err)
+	}
+	canPing(t, p.Host, rig.ExtAddr4)
+	said, err := statusOf(t, r, conf)
+	if err != nil || !strings.Contains(said, "nosuch0") {
+		t.Errorf("got %q, %v", said, err)
+	}
+}
+
 // TestStatusNotReady is B014: code 50 with a short reason when the next ADD would fail.
 func TestStatusNotReady(t *testing.T) {
 	t.Parallel()
@@ -95,8 +112,6 @@ func TestStatusNotReady(t *testing.T) {
 	addPod(t, r, "a", small)
 	_, err := statusOf(t, r, small)
 	wantCode(t, err, types.ErrPluginNotAvailable, "no free address", "10.88.0.1-10.88.0.2")
-	_, err = statusOf(t, r, map[string]any{"uplinks": []any{"nosuch0"}})
-	wantCode(t, err, types.ErrPluginNotAvailable, "nosuch0")
 	_, err = statusOf(t, r, map[string]any{"ipam": map[string]any{"type": "no-such-ipam"}})
 	wantCode(t, err, types.ErrPluginNotAvailable, "no-such-ipam")
 	node(t, r, "mkdir -p /run/x && : > /run/x/file")

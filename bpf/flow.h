@@ -25,6 +25,14 @@ static __always_inline struct xv_flow *xv_lookup(const union xv_key *k, int fami
 			     bpf_map_lookup_elem(&xv_flows6, &k->v6);
 }
 
+static __always_inline void xv_forget(const union xv_key *k, int family)
+{
+	if (family == 4)
+		bpf_map_delete_elem(&xv_flows4, &k->v4);
+	else
+		bpf_map_delete_elem(&xv_flows6, &k->v6);
+}
+
 /* Packets that the fast path never takes, whatever has been learned. */
 static __always_inline enum xv_reason xv_eligible(const struct xv_packet *p)
 {

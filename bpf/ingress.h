@@ -209,8 +209,8 @@ static __always_inline enum xv_reason xv_tc_family(struct __sk_buff *skb, int fa
 		return missed;
 	if (xv_foreign_ingress(kskb, !lookup))
 		return XV_PASS_FOREIGN_INGRESS;
-	if (xv_needs_rescue(kskb, &p)) {
-		reason = family == 4 ? xv_rescue4(skb, &p) : xv_rescue6(skb, &p);
+	if (xv_is_strict(kskb, &p)) {
+		reason = xv_rescue_any(skb, &p, family);
 		if (reason == XV_FAST_TCX)
 			return xv_tc_hit(skb, &p, family, verdict);
 		if (reason) {

@@ -18,14 +18,6 @@ struct {
 	__type(value, struct xv_learning);
 } xv_scratch SEC(".maps");
 
-static __always_inline void xv_forget(const union xv_key *k, int family)
-{
-	if (family == 4)
-		bpf_map_delete_elem(&xv_flows4, &k->v4);
-	else
-		bpf_map_delete_elem(&xv_flows6, &k->v6);
-}
-
 static __always_inline void xv_set_origin(union xv_key *k, int family, __u32 ifindex, __u8 proto)
 {
 	if (family == 4) {

@@ -98,8 +98,21 @@ static __noinline int xv_rescue6(struct __sk_buff *skb, const struct xv_packet *
 }
 
 /* Whether conntrack is strict where the packet came in. */
-static __always_inline bool xv_needs_rescue(struct sk_buff *kskb, const struct xv_packet *p)
+static __always_inline bool xv_is_strict(struct sk_buff *kskb, const struct xv_packet *p)
 {
-	return kskb && p->proto == XV_IPPROTO_TCP && xv_eligible(p) == XV_OK &&
-	       !xv_ct_is_liberal(kskb->dev->nd_net.net);
+	return kskb && p->proto == XV_IPPROTO_TCP && !xv_ct_is_liberal(kskb->dev->nd_net.net);
+}
+
+/*
+ * The same, for packets of every kind. A SYN starts a connection anew: what was learned
+ * of an old one with its addresses and ports says nothing of it.
+ */
+static __always_inline enum xv_reason xv_rescue_any(struct __sk_buff *skb,
+						    const struct xv_packet *p, int family)
+{
+	if (p->tcp_flags & XV_TCP_SYN)
+		xv_forget(&p->key, family);
+	if (xv_eligible(p))
+		return XV_OK;
+	return family == 4 ? xv_rescue4(skb, p) : xv_rescue6(skb, p);
 }

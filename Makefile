@@ -81,7 +81,7 @@ generate-check: generate ## generate, and fail if what is in git was not up to d
 .PHONY: lint
 lint: $(GOLANGCI_LINT) ## check Go, C and shell for style and common mistakes
 	@test/deps.sh lint
-	@echo '== gofmt'; files=$$(gofmt -l cmd pkg plugins test); \
+	@echo '== gofmt'; files=$$(gofmt -l bpf cmd examples pkg plugins test); \
 	if [[ -n $$files ]]; then printf 'not formatted (make fmt):\n%s\n' "$$files" >&2; exit 1; fi
 	@echo '== go vet'; go vet ./...; go vet -C test/tools ./...
 	@echo '== golangci-lint'; $(GOLANGCI_LINT) run ./...; \

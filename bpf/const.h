@@ -33,6 +33,7 @@
 /* The ingress note: the top bit says that there is one, the others are a hash. */
 #define XV_NOTE_SET 0x8000
 #define XV_NOTE_MASK 0x7fff
+#define XV_NOTE_FAST 1 /* no note: the fast path itself sends the packet */
 
 /* What a flow entry says about its packets (struct xv_flow, flags). */
 #define XV_F_NAT (1 << 0) /* addresses or ports change */

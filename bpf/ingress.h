@@ -167,6 +167,7 @@ static __always_inline enum xv_reason xv_tc_hit(struct __sk_buff *skb, const str
 	if (!xv_rewrite((void *)(long)skb->data, (void *)(long)skb->data_end, &a, family, addrs))
 		return XV_PASS_SHORT;
 	xv_count_flow(flow, segs, p->len);
+	skb->tc_index = XV_NOTE_FAST;
 	*verdict = a.flags & XV_F_PEER ? bpf_redirect_peer(a.oif, 0) : bpf_redirect(a.oif, 0);
 	return XV_FAST_TCX;
 }

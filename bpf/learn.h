@@ -329,6 +329,8 @@ static __always_inline int xv_learn(struct __sk_buff *skb, __u16 flags)
 	int family = xv_family((void *)(long)skb->data, (void *)(long)skb->data_end);
 	enum xv_reason reason = XV_OK;
 
+	if (skb->tc_index == XV_NOTE_FAST)
+		return XV_TC_NEXT;
 	if (!(skb->tc_index & XV_NOTE_SET) || !skb->ingress_ifindex)
 		reason = XV_LEARN_NO_NOTE;
 	else if (family == 4)

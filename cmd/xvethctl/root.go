@@ -72,12 +72,26 @@ func newRoot() *cobra.Command {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.SetHelpCommand(&cobra.Command{Hidden: true})
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(a.newDemo(), a.newFlows(), a.newFlush(), a.newGC(), a.newStatus())
+	root.AddCommand(a.newDemo(), a.newDetach(), a.newFlows(), a.newFlush(), a.newGC(), a.newStatus())
 	for _, c := range root.Commands() {
 		c.Args = noArgs
+		if c.Name() != "demo" { // which has words of its own
+			needRoot(c)
+		}
 	}
 	root.AddCommand(newBench())
 	return root
+}
+
+// needRoot makes a command say plainly what the kernel would say in many ways.
+func needRoot(c *cobra.Command) {
+	run := c.RunE
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		if os.Geteuid() != 0 {
+			return errors.New("programs and maps are root's: run it as root")
+		}
+		return run(cmd, args)
+	}
 }
 
 func unknownCommand(cmd *cobra.Command, args []string) error {

@@ -116,6 +116,10 @@ func (d *Datapath) putPort(ifindex int, port bpf.DatapathXvPort) error {
 // detachXDP takes our program off an interface; anybody else's stays.
 func (d *Datapath) detachXDP(l netlink.Link) error {
 	_ = d.maps.XvPorts.Delete(uint32(l.Attrs().Index))
+	return setXDPOff(l)
+}
+
+func setXDPOff(l netlink.Link) error {
 	x := l.Attrs().Xdp
 	if x == nil || !x.Attached {
 		return nil
@@ -224,6 +228,26 @@ func programID(p *ebpf.Program) (ebpf.ProgramID, bool) {
 		return 0, false
 	}
 	return info.ID()
+}
+
+// IsArmed says whether anything of ours is attached to a host veth.
+func (d *Datapath) IsArmed(ifindex int) (bool, error) {
+	var v bpf.DatapathBpfDevmapVal
+	if d.maps.XvDevs.Lookup(uint32(ifindex), &v) == nil {
+		return true, nil
+	}
+	for _, hook := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+		have, err := tcxPrograms(ifindex, hook)
+		if err != nil {
+			return false, err
+		}
+		for _, h := range have {
+			if strings.HasPrefix(h.name, ours) {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
 }
 
 // CheckPod compares what is attached to a host veth with what AttachPod puts there.

@@ -174,6 +174,9 @@ func (d *Datapath) pinnedMaps() map[string]**ebpf.Map {
 }
 
 func (d *Datapath) openPins() error {
+	if _, err := os.Stat(d.dir); err != nil {
+		return openError(filepath.Base(d.dir), err)
+	}
 	for name, p := range d.pinnedMaps() {
 		m, err := ebpf.LoadPinnedMap(filepath.Join(d.dir, name), nil)
 		if err != nil {
@@ -193,7 +196,7 @@ func (d *Datapath) openPins() error {
 
 func openError(name string, err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w: no pin %q", ErrNotLoaded, name)
+		return fmt.Errorf("%w (no pin %q)", ErrNotLoaded, name)
 	}
 	return fmt.Errorf("open pin %q: %w", name, err)
 }

@@ -140,6 +140,48 @@ func noXDP(l netlink.Link) (string, error) {
 	return "", nil
 }
 
+// DetachAll takes our programs off every interface of this network namespace and removes
+// the pins: nothing of ours runs any more. It returns the names of the interfaces.
+func DetachAll(dir string) ([]string, error) {
+	links, err := netlinksafe.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list interfaces: %w", err)
+	}
+	var names []string
+	var failed error
+	for _, l := range links {
+		had, err := detachFrom(l)
+		if had {
+			names = append(names, l.Attrs().Name)
+		}
+		failed = errors.Join(failed, err)
+	}
+	if failed != nil {
+		return names, failed
+	}
+	return names, Unload(dir)
+}
+
+// detachFrom takes our programs off an interface, whatever is loaded now, and says
+// whether there were any.
+func detachFrom(l netlink.Link) (bool, error) {
+	h, err := HooksOf(l)
+	if err != nil {
+		return false, err
+	}
+	had := IsOurs(h.XDP)
+	for _, name := range append(h.Ingress, h.Egress...) {
+		had = had || IsOurs(name)
+	}
+	if !had {
+		return false, nil
+	}
+	return true, errors.Join(
+		setXDPOff(l),
+		detachTCX(l.Attrs().Index, ebpf.AttachTCXIngress),
+		detachTCX(l.Attrs().Index, ebpf.AttachTCXEgress))
+}
+
 // Detach takes our programs off an interface.
 func (d *Datapath) Detach(ifindex int) error {
 	unlock, err := d.lock()

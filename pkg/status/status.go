@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -102,7 +103,12 @@ func Read(dir string) (*Node, error) {
 	}
 	d, err := datapath.Open(dir)
 	if errors.Is(err, datapath.ErrNotLoaded) {
-		n.NotLoaded = strings.TrimPrefix(err.Error(), datapath.ErrNotLoaded.Error()+": ")
+		n.NotLoaded = "not loaded: the next ADD of a pod loads it"
+		if err := datapath.Probe(dir); err != nil {
+			n.NotLoaded = "not loaded: " + err.Error()
+			n.problem("mount a writable BPF file system there (mount -t bpf bpf "+filepath.Dir(dir)+")",
+				"the fast path cannot be loaded: %v", err)
+		}
 		return n, n.readLinks(nil, links)
 	}
 	if err != nil {

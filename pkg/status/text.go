@@ -54,7 +54,7 @@ func (n *Node) writeHead(w io.Writer) {
 		fmt.Fprintf(t, "settings:\trevalidate %s, maxFlows %d, excludeMark %s\n",
 			n.Settings.Revalidate, n.Settings.MaxFlows, n.Settings.ExcludeMark)
 	} else {
-		fmt.Fprintf(t, "fast path:\tnot loaded: the next ADD of a pod loads it (%s)\n", n.NotLoaded)
+		fmt.Fprintf(t, "fast path:\t%s\n", n.NotLoaded)
 	}
 	liberal := n.Liberal
 	if liberal == "" {

@@ -127,6 +127,10 @@ func (a *attachment) checkArmed(hostName string) error {
 	}
 	defer d.Close()
 	index := hostIndex(hostName)
+	armed, err := d.IsArmed(index)
+	if err != nil || !armed {
+		return err // nor could ADD arm the pair; status says so
+	}
 	if err := d.CheckPod(index, pod); err != nil {
 		return fmt.Errorf("check the fast path on %q: %w", hostName, err)
 	}

@@ -567,3 +567,30 @@ func TestCtlDemoNotRoot(t *testing.T) {
 		t.Errorf("%v: %s", err, out)
 	}
 }
+
+// TestCtlDetach takes the fast path off a node with a pod, and the next ADD arms it again.
+func TestCtlDetach(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	a := addPod(t, r, "a", nil)
+	out, _ := ctl(t, r, 0, "detach")
+	for _, dev := range []string{rig.Uplink, a.HostDev} {
+		if !strings.Contains(out, dev+": detached") {
+			t.Errorf("%s is not named: %q", dev, out)
+		}
+	}
+	if left := node(t, r, "bpftool net show | grep xv_ || true; find /sys/fs/bpf -name 'xv_*'"); left != "" {
+		t.Errorf("left: %s", left)
+	}
+	canPing(t, a.Host, rig.ExtAddr4)
+	if err := a.Check(ctxOf(t)); err != nil {
+		t.Errorf("a pod without the fast path is a working pod: %v", err)
+	}
+	addPod(t, r, "b", nil)
+	at := netip.AddrPortFrom(rig.ExtAddr4, 7)
+	echo(t, r.Ext, "udp", at)
+	warm(t, r, dial(t, r.Pods()[1].Host, "udp", at))
+	if err := a.Check(ctxOf(t)); err != nil {
+		t.Errorf("a pod that was never armed again: %v", err)
+	}
+}

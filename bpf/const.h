@@ -57,6 +57,9 @@
 /* How long a deadline is put off for a rescue, in ns (rescue.h). */
 #define XV_GRACE_NS 50000000
 
+/* How long after its deadline a flow may need a rescue, in ns; then it is an old one. */
+#define XV_RESCUE_NS 60000000000ULL
+
 /* enum netdev_xdp_act, NETDEV_XDP_ACT_NDO_XMIT: the device takes frames. */
 #define XV_XDP_ACT_NDO_XMIT 4
 

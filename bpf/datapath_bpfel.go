@@ -152,14 +152,15 @@ const (
 	DatapathXvReasonXV_LEARN_NOTE_DIFFERS   DatapathXvReason = 27
 	DatapathXvReasonXV_LEARN_EXCLUDED       DatapathXvReason = 28
 	DatapathXvReasonXV_LEARN_GROUP          DatapathXvReason = 29
-	DatapathXvReasonXV_LEARN_CT_STATE       DatapathXvReason = 30
-	DatapathXvReasonXV_LEARN_CT_HELPER      DatapathXvReason = 31
-	DatapathXvReasonXV_LEARN_CT_STRICT      DatapathXvReason = 32
-	DatapathXvReasonXV_LEARN_QDISC          DatapathXvReason = 33
-	DatapathXvReasonXV_LEARN_NO_XMIT        DatapathXvReason = 34
-	DatapathXvReasonXV_LEARN_FOREIGN_EGRESS DatapathXvReason = 35
-	DatapathXvReasonXV_LEARN_FULL           DatapathXvReason = 36
-	DatapathXvReasonXV_REASON_MAX           DatapathXvReason = 37
+	DatapathXvReasonXV_LEARN_VLAN           DatapathXvReason = 30
+	DatapathXvReasonXV_LEARN_CT_STATE       DatapathXvReason = 31
+	DatapathXvReasonXV_LEARN_CT_HELPER      DatapathXvReason = 32
+	DatapathXvReasonXV_LEARN_CT_STRICT      DatapathXvReason = 33
+	DatapathXvReasonXV_LEARN_QDISC          DatapathXvReason = 34
+	DatapathXvReasonXV_LEARN_NO_XMIT        DatapathXvReason = 35
+	DatapathXvReasonXV_LEARN_FOREIGN_EGRESS DatapathXvReason = 36
+	DatapathXvReasonXV_LEARN_FULL           DatapathXvReason = 37
+	DatapathXvReasonXV_REASON_MAX           DatapathXvReason = 38
 )
 
 type DatapathXvRefusal struct {

@@ -72,6 +72,9 @@ static __always_inline enum xv_reason xv_check_deadline(struct xv_flow *f, __u64
 	poll = xv_this_poll();
 	if (!poll)
 		return XV_PASS_EXPIRED;
+	/* Learned under a longer interval than the one that holds now. */
+	if (left > (__s64)interval + XV_GRACE_NS)
+		return XV_PASS_EXPIRED;
 	if (left < 0) {
 		if (left >= -XV_POLL_MAX_NS && f->fast_poll == *poll)
 			return XV_OK;
@@ -85,11 +88,12 @@ static __always_inline enum xv_reason xv_check_deadline(struct xv_flow *f, __u64
 }
 
 /* Ends an entry; the flow's packets go to the kernel from here to the next poll. */
-static __always_inline void xv_expire(struct xv_flow *f)
+static __always_inline void xv_expire(struct xv_flow *f, __u64 now)
 {
 	__u64 *poll = xv_this_poll();
 
-	f->deadline = 0;
+	f->deadline = now - 1;
+	f->fast_poll = 0;
 	if (poll)
 		f->slow_poll = *poll;
 }
@@ -146,7 +150,7 @@ static __always_inline enum xv_reason xv_find(const struct xv_packet *p, int fam
 	if (mac && !xv_same_mac(mac, f->in_mac))
 		return XV_PASS_NOT_FOR_US;
 	if (seg_len > f->max_len) {
-		xv_expire(f);
+		xv_expire(f, now);
 		return XV_PASS_TOO_LONG;
 	}
 	xv_copy_action(f, family, a);

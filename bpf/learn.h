@@ -203,7 +203,8 @@ static __always_inline enum xv_reason xv_remember(struct xv_flow6 *entry, const 
 	enum xv_reason reason = XV_LEARN_CHANGED;
 
 	if (have && have->tag == l->hash && xv_same_action(have, &l->action, family)) {
-		if (now <= have->deadline) {
+		if (now <= have->deadline &&
+		    have->deadline - now <= cfg->revalidate_ns + XV_GRACE_NS) {
 			if (l->len > have->max_len)
 				have->max_len = l->len;
 			return XV_OK;
@@ -281,9 +282,12 @@ static __always_inline enum xv_reason xv_learn_family(struct __sk_buff *skb, int
 	}
 	xv_set_origin(&ct->in, family, skb->ingress_ifindex, p.proto);
 	xv_set_origin(&ct->back, family, skb->ifindex, p.proto);
-	if (p.proto == XV_IPPROTO_TCP && (p.tcp_flags & (XV_TCP_FIN | XV_TCP_RST))) {
+	/* A SYN starts anew what a FIN or RST ends: the old flow says nothing of it. */
+	if (p.proto == XV_IPPROTO_TCP && (p.tcp_flags & (XV_TCP_SYN | XV_TCP_FIN | XV_TCP_RST))) {
 		xv_forget(&ct->in, family);
 		xv_forget(&ct->back, family);
+		if (p.tcp_flags & XV_TCP_SYN)
+			return XV_OK;
 		if (ct->tracked && (p.tcp_flags & XV_TCP_RST))
 			xv_ct_reset(skb, &ct->in, p.proto, family);
 		return XV_LEARN_CLOSED;
@@ -333,6 +337,8 @@ static __always_inline int xv_learn(struct __sk_buff *skb, __u16 flags)
 		return XV_TC_NEXT;
 	if (!(skb->tc_index & XV_NOTE_SET) || !skb->ingress_ifindex)
 		reason = XV_LEARN_NO_NOTE;
+	else if (skb->vlan_present)
+		reason = XV_LEARN_VLAN;
 	else if (family == 4)
 		reason = xv_learn4(skb, flags);
 	else if (family == 6)

@@ -216,6 +216,8 @@ static __always_inline enum xv_reason xv_parse6(const void *data, const void *da
 
 	if ((const void *)(ip + 1) > data_end)
 		return XV_PASS_SHORT;
+	if ((bpf_ntohl(ip->version_class_label) >> 28) != 6)
+		return XV_PASS_SHORT;
 	if (ip->next_header != XV_IPPROTO_TCP && ip->next_header != XV_IPPROTO_UDP)
 		return xv_pass_ip6(ip->next_header);
 	len = bpf_ntohs(ip->payload_len) + XV_IP6_HLEN;

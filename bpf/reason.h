@@ -37,6 +37,7 @@ enum xv_reason {
 	XV_LEARN_NOTE_DIFFERS, /* rewritten by something other than conntrack */
 	XV_LEARN_EXCLUDED, /* carries the exclusion mark */
 	XV_LEARN_GROUP, /* multicast or broadcast */
+	XV_LEARN_VLAN, /* leaves with a VLAN tag */
 	XV_LEARN_CT_STATE, /* conntrack does not hold it for established */
 	XV_LEARN_CT_HELPER, /* conntrack rewrites its payload or sequence numbers */
 	XV_LEARN_CT_STRICT, /* conntrack checks TCP windows strictly */

@@ -18,7 +18,7 @@
 #include "flow.h"
 
 /* The entry of the flow that f answers comes to its end. */
-static __always_inline void xv_expire_other(const struct xv_flow *f, int family)
+static __always_inline void xv_expire_other(const struct xv_flow *f, int family, __u64 now)
 {
 	const struct xv_flow4 *f4 = (const void *)f;
 	const struct xv_flow6 *f6 = (const void *)f;
@@ -42,7 +42,32 @@ static __always_inline void xv_expire_other(const struct xv_flow *f, int family)
 	}
 	other = xv_lookup(&k, family);
 	if (other)
-		xv_expire(other);
+		xv_expire(other, now);
+}
+
+/*
+ * Whether conntrack's entry translates the packet as the flow does. Another connection
+ * may have the addresses and ports of an old one: of that the flow says nothing.
+ */
+static __always_inline bool xv_ct_is_of_flow(const struct nf_conn *ct, bool reply,
+					     const struct xv_flow *f, int family)
+{
+	const struct xv_flow4 *f4 = (const void *)f;
+	const struct xv_flow6 *f6 = (const void *)f;
+	union xv_key k = {};
+
+	/* What answers the packet as it leaves. */
+	if (reply)
+		xv_ct_tuple(&ct->tuplehash[0].tuple, family, &k);
+	else
+		xv_ct_tuple(&ct->tuplehash[1].tuple, family, &k);
+	if (family == 4)
+		return k.v4.saddr == f4->daddr && k.v4.daddr == f4->saddr &&
+		       k.v4.sport == f->dport && k.v4.dport == f->sport;
+	for (int i = 0; i < 4; i++)
+		if (k.v6.saddr[i] != f6->daddr[i] || k.v6.daddr[i] != f6->saddr[i])
+			return false;
+	return k.v6.sport == f->dport && k.v6.dport == f->sport;
 }
 
 /* Whether the packet can go to the kernel: its connection is, or will be, known. */
@@ -51,17 +76,18 @@ static __always_inline bool xv_can_pass(struct __sk_buff *skb, const struct xv_p
 {
 	struct xv_ct_opts opts = {};
 	struct nf_conn *ct;
-	bool liberal, reply;
+	bool liberal, reply, known;
 
 	ct = xv_ct_lookup(skb, &p->key, p->proto, family, &opts);
 	if (!ct)
 		return !(f->flags & XV_F_REPLY);
 	liberal = ct->proto.tcp.seen[0].flags & XV_CT_TCP_BE_LIBERAL;
 	reply = opts.dir;
-	if (!liberal && !reply)
+	known = xv_ct_is_of_flow(ct, reply, f, family);
+	if (!liberal && !reply && known)
 		bpf_ct_change_timeout(ct, 0);
 	bpf_ct_release(ct);
-	return liberal || !reply;
+	return liberal || !reply || !known;
 }
 
 /*
@@ -76,13 +102,15 @@ static __always_inline enum xv_reason xv_rescue(struct __sk_buff *skb, const str
 
 	if (!xv_ksym_exists(bpf_skb_ct_lookup) || !xv_ksym_exists(bpf_ct_change_timeout))
 		return XV_OK;
-	if (!f || !(f->flags & XV_F_NAT) || xv_can_pass(skb, p, family, f))
+	if (!f || !(f->flags & XV_F_NAT) || now > f->deadline + XV_RESCUE_NS)
+		return XV_OK;
+	if (xv_can_pass(skb, p, family, f))
 		return XV_OK;
 	if (!(f->flags & XV_F_GRACE) && now <= f->deadline + XV_GRACE_NS) {
 		f->flags |= XV_F_GRACE;
 		f->deadline = now + XV_GRACE_NS;
 		f->slow_poll = 0;
-		xv_expire_other(f, family);
+		xv_expire_other(f, family, now);
 	}
 	return now <= f->deadline ? XV_FAST_TCX : XV_DROP_CT_STRICT;
 }
@@ -103,15 +131,10 @@ static __always_inline bool xv_is_strict(struct sk_buff *kskb, const struct xv_p
 	return kskb && p->proto == XV_IPPROTO_TCP && !xv_ct_is_liberal(kskb->dev->nd_net.net);
 }
 
-/*
- * The same, for packets of every kind. A SYN starts a connection anew: what was learned
- * of an old one with its addresses and ports says nothing of it.
- */
+/* The same, for packets of every kind. */
 static __always_inline enum xv_reason xv_rescue_any(struct __sk_buff *skb,
 						    const struct xv_packet *p, int family)
 {
-	if (p->tcp_flags & XV_TCP_SYN)
-		xv_forget(&p->key, family);
 	if (xv_eligible(p))
 		return XV_OK;
 	return family == 4 ? xv_rescue4(skb, p) : xv_rescue6(skb, p);

@@ -54,10 +54,15 @@ type Datapath struct {
 	maps  bpf.DatapathMaps
 }
 
-// build identifies the embedded object.
+// build identifies the embedded object, and whether the kernel has conntrack: programs
+// that were loaded before its module came do not see it.
 var build = sync.OnceValue(func() uint64 {
 	sum := sha256.Sum256(bpf.Object())
-	return binary.LittleEndian.Uint64(sum[:8])
+	id := binary.LittleEndian.Uint64(sum[:8]) | 1
+	if _, err := os.Stat("/proc/sys/net/netfilter/nf_conntrack_max"); err != nil {
+		id &^= 1
+	}
+	return id
 })
 
 // Open gives access to what is pinned below dir. It changes nothing, and fails
@@ -101,7 +106,7 @@ func (d *Datapath) ensureLoaded(s Settings) error {
 	err := d.openPins()
 	if err == nil {
 		var have bpf.DatapathXvSettings
-		if have, err = d.settings(); err == nil && have.Build == build() {
+		if have, err = d.settings(); err == nil && have.Build == build() && d.hasLinks() {
 			return d.apply(have, s)
 		}
 	}
@@ -116,7 +121,11 @@ func (d *Datapath) ensureLoaded(s Settings) error {
 	if err := d.swapAttached(); err != nil {
 		return err
 	}
-	return d.pinPrograms()
+	if err := d.pinPrograms(); err != nil {
+		return err
+	}
+	// Last: whoever comes after a load that was cut short does it again.
+	return d.writeBuild()
 }
 
 // Close releases the handles. What is attached stays attached.
@@ -208,10 +217,10 @@ func (d *Datapath) load(s Settings) error {
 		return fmt.Errorf("read the embedded programs: %w", err)
 	}
 	next := d.oldSettings()
-	if next.Build == 0 {
-		next.Seed = rand.Uint32()
+	if next.Seed == 0 {
+		next.Seed = rand.Uint32() | 1
 	}
-	next.Build = build()
+	next.Build = 0
 	spec.Maps["xv_flows4"].MaxEntries = s.MaxFlows
 	spec.Maps["xv_flows6"].MaxEntries = s.MaxFlows
 	d.keepSizes(spec)
@@ -314,7 +323,7 @@ func kernelStruct(name string) (*btf.Struct, error) {
 func ctOptsLen() uint32 {
 	t, err := kernelStruct("bpf_ct_opts")
 	if err != nil {
-		return 16
+		return 12 // conntrack is a module: all kernels accept the first size
 	}
 	return t.Size
 }
@@ -343,6 +352,16 @@ func (d *Datapath) pinPrograms() error {
 		}
 	}
 	return nil
+}
+
+// hasLinks says whether the programs on the tracepoints are pinned.
+func (d *Datapath) hasLinks() bool {
+	for _, name := range []string{"link_redirect_err", "link_devmap_xmit", "link_poll"} {
+		if _, err := os.Stat(filepath.Join(d.dir, name)); err != nil {
+			return false
+		}
+	}
+	return true
 }
 
 func replacePin(path string, pin func(string) error) error {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/xveth/xveth/bpf"
@@ -204,6 +205,11 @@ func (d *Datapath) ForgetGone() error {
 	for _, l := range links {
 		delete(gone, uint32(l.Attrs().Index))
 	}
+	for i := range gone { // a list can be short when interfaces come and go
+		if !isGone(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: int(i)}}) {
+			delete(gone, i)
+		}
+	}
 	if len(gone) == 0 {
 		return nil
 	}
@@ -252,6 +258,11 @@ func deleteKey(m *ebpf.Map, key any) error {
 // Block keeps the fast path away from an interface for one interval: packets for it that
 // are under way to a redirect go to the kernel.
 func (d *Datapath) Block(ifindex int) error {
+	unlock, err := d.lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	s, err := d.settings()
 	if err != nil {
 		return err

@@ -76,6 +76,19 @@ func (d *Datapath) apply(have bpf.DatapathXvSettings, want Settings) error {
 	return nil
 }
 
+// writeBuild notes that everything of this build is in place.
+func (d *Datapath) writeBuild() error {
+	s, err := d.settings()
+	if err != nil {
+		return err
+	}
+	s.Build = build()
+	if err := d.maps.XvConfig.Put(uint32(0), &s); err != nil {
+		return fmt.Errorf("write settings: %w", err)
+	}
+	return nil
+}
+
 // netnsCookie identifies the network namespace of the calling thread.
 func netnsCookie() (uint64, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)

@@ -88,10 +88,11 @@ func (d *Datapath) driveByXDP(l netlink.Link) error {
 	if foreign != "" {
 		return fmt.Errorf("%w: %s would be skipped by xdp", ErrForeign, foreign)
 	}
-	if err := ensureTCX(index, ebpf.AttachTCXIngress, d.progs.XvTcNote); err != nil {
+	// XDP first: where it is refused, the program that serves the uplink stays.
+	if err := d.attachXDP(l); err != nil {
 		return err
 	}
-	if err := d.attachXDP(l); err != nil {
+	if err := ensureTCX(index, ebpf.AttachTCXIngress, d.progs.XvTcNote); err != nil {
 		return err
 	}
 	return d.allowRedirect(index)
@@ -218,6 +219,9 @@ func (d *Datapath) swapAttached() error {
 	for _, l := range links {
 		for _, hook := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
 			if err := d.swapTCX(l.Attrs().Index, hook); err != nil {
+				if isGone(l) {
+					continue
+				}
 				return err
 			}
 		}
@@ -235,6 +239,13 @@ func (d *Datapath) swapAttached() error {
 		}
 	}
 	return nil
+}
+
+// isGone says whether an interface has vanished since it was listed.
+func isGone(l netlink.Link) bool {
+	_, err := netlink.LinkByIndex(l.Attrs().Index)
+	var notFound netlink.LinkNotFoundError
+	return errors.As(err, &notFound)
 }
 
 func (d *Datapath) swapTCX(ifindex int, hook ebpf.AttachType) error {

@@ -38,6 +38,7 @@ var meanings = map[string]string{
 	"learn_no_note":        "not learned: the node's own, or not in by an armed interface",
 	"learn_note_differs":   "not learned: rewritten by something other than conntrack",
 	"learn_excluded":       "not learned: carries the exclusion mark",
+	"learn_vlan":           "not learned: leaves with a VLAN tag",
 	"learn_group":          "not learned: multicast or broadcast",
 	"learn_ct_state":       "not learned: not an established connection",
 	"learn_ct_helper":      "not learned: conntrack rewrites its payload or sequence numbers",

@@ -12,6 +12,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/xveth/xveth/pkg/ipam"
 	"github.com/xveth/xveth/pkg/veth"
@@ -77,6 +78,11 @@ func (a *attachment) dead() (ipam.Dead, error) {
 			return false // made since the list was
 		}
 		routes, err := netlink.RouteGet(addr.AsSlice())
-		return err != nil || len(routes) == 0 || routes[0].Gw != nil
+		for _, no := range []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINVAL, unix.EACCES} {
+			if errors.Is(err, no) {
+				return true // no route, unreachable, blackhole, prohibit
+			}
+		}
+		return err == nil && len(routes) > 0 && routes[0].Gw != nil
 	}, nil
 }

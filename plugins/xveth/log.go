@@ -22,6 +22,12 @@ func openLog(c *netconf.Conf, a *skel.CmdArgs, verb string) (func(error), error)
 		return func(error) {}, nil
 	}
 	f, err := os.OpenFile(c.LogFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil && verb != "ADD" {
+		// What has to be removed is removed, log or not.
+		fmt.Fprintf(os.Stderr, "xveth: open logFile: %v\n", err)
+		slog.SetDefault(slog.New(slog.DiscardHandler))
+		return func(error) {}, nil
+	}
 	if err != nil {
 		return nil, types.NewError(types.ErrIOFailure, fmt.Sprintf("open logFile: %v", err), "")
 	}

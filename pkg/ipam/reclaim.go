@@ -4,16 +4,15 @@ package ipam
 
 import (
 	"context"
-	"errors"
+	"crypto/sha256"
+	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
-	"syscall"
 
-	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
 
+	"github.com/xveth/xveth/pkg/lock"
 	"github.com/xveth/xveth/pkg/netconf"
 )
 
@@ -27,10 +26,7 @@ func Hold(c *netconf.Conf) (func(), error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, cniError(types.ErrIOFailure, "make address store: %w", err)
-	}
-	return lockDir(dir, syscall.LOCK_SH)
+	return lock.Shared(lockName(dir))
 }
 
 // Dead says whether an attachment is dead: whether nothing on the node is left of it.
@@ -63,7 +59,7 @@ func withDead(c *netconf.Conf, dead Dead, do func(string, []reservation) error) 
 	if err != nil {
 		return 0, err
 	}
-	unlock, err := lockDir(dir, syscall.LOCK_EX)
+	unlock, err := lock.Exclusive(lockName(dir))
 	if err != nil {
 		return 0, err
 	}
@@ -79,21 +75,8 @@ func withDead(c *netconf.Conf, dead Dead, do func(string, []reservation) error) 
 	return len(rs), do(dir, rs)
 }
 
-// lockDir locks the directory itself, which no reference plugin does: they lock a file in
-// it.
-func lockDir(dir string, how int) (func(), error) {
-	f, err := os.Open(dir)
-	if err != nil {
-		return nil, cniError(types.ErrIOFailure, "open address store: %w", err)
-	}
-	for {
-		if err = syscall.Flock(int(f.Fd()), how); !errors.Is(err, syscall.EINTR) {
-			break
-		}
-	}
-	if err != nil {
-		_ = f.Close()
-		return nil, cniError(types.ErrIOFailure, "lock address store: %w", err)
-	}
-	return func() { _ = f.Close() }, nil
+// lockName names the lock of a store. It is not the reference plugins', which others hold
+// for a whole ADD.
+func lockName(dir string) string {
+	return fmt.Sprintf("ipam-%x", sha256.Sum256([]byte(dir)))[:21]
 }

@@ -34,6 +34,10 @@ const (
 	maxPause  = 30 * time.Millisecond
 )
 
+// Lock names the lock (package lock) to hold while the last attachment of a network and
+// its rules go, or while an attachment gets them.
+const Lock = "masquerade"
+
 var (
 	// ErrMissing says that something Check looked for is not there.
 	ErrMissing = errors.New("missing")

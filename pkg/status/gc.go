@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/xveth/xveth/pkg/datapath"
+	"github.com/xveth/xveth/pkg/lock"
 	"github.com/xveth/xveth/pkg/masq"
-	"github.com/xveth/xveth/pkg/nslock"
 	"github.com/xveth/xveth/pkg/shape"
 	"github.com/xveth/xveth/pkg/veth"
 )
@@ -112,7 +112,7 @@ func (c *collector) limits() error {
 // masquerade finds the rules of networks without an attachment. The plugin holds the
 // same lock while it adds or removes them.
 func (c *collector) masquerade() error {
-	unlock, err := nslock.Lock()
+	unlock, err := lock.Exclusive(masq.Lock)
 	if err != nil {
 		return err
 	}

@@ -11,8 +11,8 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/xveth/xveth/pkg/ipam"
+	"github.com/xveth/xveth/pkg/lock"
 	"github.com/xveth/xveth/pkg/masq"
-	"github.com/xveth/xveth/pkg/nslock"
 	"github.com/xveth/xveth/pkg/veth"
 )
 
@@ -99,7 +99,7 @@ func (a *attachment) masquerade(p *plan) error {
 	if len(p.masq) == 0 {
 		return nil
 	}
-	unlock, err := nslock.Lock()
+	unlock, err := lock.Exclusive(masq.Lock)
 	if err != nil {
 		return err
 	}
@@ -110,7 +110,7 @@ func (a *attachment) masquerade(p *plan) error {
 // unmasquerade removes the network's rules with its last attachment. The lock keeps
 // the attachment that another ADD makes meanwhile from losing them.
 func (a *attachment) unmasquerade() error {
-	unlock, err := nslock.Lock()
+	unlock, err := lock.Exclusive(masq.Lock)
 	if err != nil {
 		return err
 	}

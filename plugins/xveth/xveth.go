@@ -12,6 +12,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	cniversion "github.com/containernetworking/cni/pkg/version"
 
+	"github.com/xveth/xveth/pkg/lock"
 	"github.com/xveth/xveth/pkg/netconf"
 	"github.com/xveth/xveth/pkg/shape"
 	"github.com/xveth/xveth/pkg/veth"
@@ -65,6 +66,8 @@ func cniError(err error) error {
 	}
 	code := types.ErrInternal
 	switch {
+	case errors.Is(err, lock.ErrBusy):
+		code = types.ErrTryAgainLater
 	case errors.Is(err, veth.ErrNetns):
 		code = types.ErrInvalidNetNS
 	case errors.Is(err, veth.ErrInvalid), errors.Is(err, veth.ErrNoIPv6), errors.Is(err, shape.ErrInvalid):

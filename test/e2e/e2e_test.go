@@ -98,7 +98,7 @@ func nodeState(t *testing.T, r *rig.Rig) string {
 		"ip -4 -o addr show; ip -6 -o addr show scope global",
 		"ip -4 route show table all; ip -6 route show table all | grep -v -e multicast -e fe80 -e anycast -e ff00",
 		"ip rule", "nft list ruleset", "ls /run/netns",
-		"find /var/lib/cni /run -type f -not -name last_reserved_ip.* -not -name lock | sort",
+		"find /var/lib/cni /run -type f -not -path '/run/xveth/*' -not -name last_reserved_ip.* -not -name lock | sort",
 		"tc qdisc show | grep -v noqueue",
 	} {
 		out, _ := r.Node.Run(context.Background(), "sh", "-c", cmd)

@@ -48,6 +48,8 @@ type Machine struct {
 	Kernel string `json:"kernel"`
 	CPU    string `json:"cpu"`
 	Cores  int    `json:"cores"`
+	// Congestion is the kernel's default congestion control, which TCP uses here.
+	Congestion string `json:"congestion"`
 }
 
 // Pod is a pod of the demo.
@@ -118,5 +120,7 @@ func thisMachine() Machine {
 			break
 		}
 	}
+	congestion, _ := os.ReadFile("/proc/sys/net/ipv4/tcp_congestion_control")
+	m.Congestion = strings.TrimSpace(string(congestion))
 	return m
 }

@@ -12,8 +12,8 @@ import (
 
 func writeHead(w io.Writer, r *Report) {
 	fmt.Fprintf(w, "Two nodes, one on the kernel's path and one with xveth, each with two pods and a remote host.\n")
-	fmt.Fprintf(w, "Machine: %s, %s, %d cores. It plays all parts, each measurement on one core:\n"+
-		"compare the ratios, not the figures.\n", r.Machine.Kernel, r.Machine.CPU, r.Machine.Cores)
+	fmt.Fprintf(w, "Machine: %s, %s, %d cores, TCP with %s. It plays all parts, each measurement on one\n"+
+		"core: compare the ratios, not the figures.\n", r.Machine.Kernel, r.Machine.CPU, r.Machine.Cores, r.Machine.Congestion)
 }
 
 func writeReached(w io.Writer, r *Report) {

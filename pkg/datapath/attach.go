@@ -237,14 +237,22 @@ func (d *Datapath) IsArmed(ifindex int) (bool, error) {
 		return true, nil
 	}
 	for _, hook := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
-		have, err := tcxPrograms(ifindex, hook)
-		if err != nil {
-			return false, err
+		if has, err := hasOurs(ifindex, hook); has || err != nil {
+			return has, err
 		}
-		for _, h := range have {
-			if strings.HasPrefix(h.name, ours) {
-				return true, nil
-			}
+	}
+	return false, nil
+}
+
+// hasOurs says whether a program of ours is on a tcx hook.
+func hasOurs(ifindex int, hook ebpf.AttachType) (bool, error) {
+	have, err := tcxPrograms(ifindex, hook)
+	if err != nil {
+		return false, err
+	}
+	for _, h := range have {
+		if strings.HasPrefix(h.name, ours) {
+			return true, nil
 		}
 	}
 	return false, nil
@@ -289,14 +297,9 @@ func (d *Datapath) checkXDP(ifindex int) error {
 }
 
 func checkTCX(ifindex int, hook ebpf.AttachType) error {
-	have, err := tcxPrograms(ifindex, hook)
-	if err != nil {
-		return err
+	has, err := hasOurs(ifindex, hook)
+	if err == nil && !has {
+		err = fmt.Errorf("program missing on %s", hook)
 	}
-	for _, h := range have {
-		if strings.HasPrefix(h.name, ours) {
-			return nil
-		}
-	}
-	return fmt.Errorf("program missing on %s", hook)
+	return err
 }

@@ -131,7 +131,7 @@ static __always_inline bool xv_same_mac(const __u8 *a, const __u8 *b)
  * the entry: the whole flow goes to the kernel until egress has confirmed it, so
  * that a shorter packet cannot overtake the long one.
  */
-static __always_inline enum xv_reason xv_find(const struct xv_packet *p, int family, __u16 seg_len,
+static __always_inline enum xv_reason xv_find(const struct xv_packet *p, int family, __u32 seg_len,
 					      const __u8 *mac, struct xv_action *a,
 					      struct xv_flow **flow)
 {

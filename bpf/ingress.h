@@ -43,7 +43,7 @@ static __always_inline enum xv_reason xv_xdp_family(struct xdp_md *ctx, int fami
 	__u32 surplus, addrs = 0;
 	enum xv_reason reason;
 
-	reason = xv_parse(data, data_end, family, ctx->ingress_ifindex, &p);
+	reason = xv_parse(data, data_end, family, ctx->ingress_ifindex, 0, &p);
 	if (reason)
 		return reason;
 	reason = xv_eligible(&p);
@@ -104,15 +104,16 @@ static __always_inline enum xv_reason xv_parse_skb(struct __sk_buff *skb, int fa
 {
 	enum xv_reason reason;
 	__u32 want = xv_l4_off(family) + XV_TCP_HLEN;
+	__u32 gso_len = xv_gso_len(skb);
 
 	reason = xv_parse((void *)(long)skb->data, (void *)(long)skb->data_end, family,
-			  skb->ifindex, p);
+			  skb->ifindex, gso_len, p);
 	if (reason != XV_PASS_SHORT || skb->len <= skb->data_end - skb->data)
 		return reason;
 	if (bpf_skb_pull_data(skb, skb->len < want ? skb->len : want))
 		return reason;
 	return xv_parse((void *)(long)skb->data, (void *)(long)skb->data_end, family, skb->ifindex,
-			p);
+			gso_len, p);
 }
 
 /*

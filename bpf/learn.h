@@ -264,7 +264,7 @@ static __always_inline enum xv_reason xv_learn_family(struct __sk_buff *skb, int
 	bool by_xdp;
 
 	work = bpf_map_lookup_elem(&xv_scratch, &zero);
-	if (!work || !cfg || xv_parse(data, data_end, family, 0, &p))
+	if (!work || !cfg || xv_parse(data, data_end, family, 0, xv_gso_len(skb), &p))
 		return XV_OK;
 	ct = &work->ct;
 	__builtin_memset(ct, 0, sizeof(*ct));

@@ -53,7 +53,7 @@ union xv_key {
 struct xv_packet {
 	union xv_key key;
 	__u32 hash; /* of the key */
-	__u16 len; /* of the IP packet, bytes, as its header says */
+	__u32 len; /* of the IP packet, bytes, as its header says */
 	__u16 headers; /* of the IP and TCP or UDP headers, bytes */
 	__u8 proto;
 	__u8 tos; /* TOS or traffic class */
@@ -160,8 +160,17 @@ static __always_inline enum xv_reason xv_parse_l4(const void *l4, const void *da
 	return p->len < p->headers ? XV_PASS_SHORT : XV_OK;
 }
 
+/*
+ * The length of the IP packet, when its header cannot say it: a TCP packet of more than
+ * 64 KiB that is to be cut into segments says 0 (skb_ip_totlen() in include/linux/skbuff.h).
+ */
+static __always_inline __u32 xv_long_len(__u8 proto, __u32 gso_len)
+{
+	return proto == XV_IPPROTO_TCP ? gso_len : 0;
+}
+
 static __always_inline enum xv_reason xv_parse4(const void *data, const void *data_end,
-						__u32 ifindex, struct xv_packet *p)
+						__u32 ifindex, __u32 gso_len, struct xv_packet *p)
 {
 	const struct xv_ip4 *ip = data + XV_ETH_HLEN;
 	struct xv_key4 *k = &p->key.v4;
@@ -180,7 +189,7 @@ static __always_inline enum xv_reason xv_parse4(const void *data, const void *da
 	p->proto = ip->proto;
 	p->tos = ip->tos;
 	p->ttl = ip->ttl;
-	p->len = bpf_ntohs(ip->tot_len);
+	p->len = ip->tot_len ? bpf_ntohs(ip->tot_len) : xv_long_len(ip->proto, gso_len);
 	p->headers = XV_IP4_HLEN;
 	reason = xv_parse_l4(ip + 1, data_end, p, &k->sport, &k->dport);
 	if (reason)
@@ -207,7 +216,7 @@ static __always_inline enum xv_reason xv_pass_ip6(__u8 next_header)
 }
 
 static __always_inline enum xv_reason xv_parse6(const void *data, const void *data_end,
-						__u32 ifindex, struct xv_packet *p)
+						__u32 ifindex, __u32 gso_len, struct xv_packet *p)
 {
 	const struct xv_ip6 *ip = data + XV_ETH_HLEN;
 	struct xv_key6 *k = &p->key.v6;
@@ -223,6 +232,8 @@ static __always_inline enum xv_reason xv_parse6(const void *data, const void *da
 	len = bpf_ntohs(ip->payload_len) + XV_IP6_HLEN;
 	if (len > 0xffff)
 		return XV_PASS_TOO_LONG;
+	if (!ip->payload_len)
+		len = xv_long_len(ip->next_header, gso_len);
 	__builtin_memcpy(k->saddr, ip->saddr, sizeof(k->saddr));
 	__builtin_memcpy(k->daddr, ip->daddr, sizeof(k->daddr));
 	k->ifindex = ifindex;
@@ -239,9 +250,16 @@ static __always_inline enum xv_reason xv_parse6(const void *data, const void *da
 	return XV_OK;
 }
 
+/* gso_len is the length of an skb that is to be cut into segments; 0 for what is not. */
 static __always_inline enum xv_reason xv_parse(const void *data, const void *data_end, int family,
-					       __u32 ifindex, struct xv_packet *p)
+					       __u32 ifindex, __u32 gso_len, struct xv_packet *p)
 {
-	return family == 4 ? xv_parse4(data, data_end, ifindex, p) :
-			     xv_parse6(data, data_end, ifindex, p);
+	return family == 4 ? xv_parse4(data, data_end, ifindex, gso_len, p) :
+			     xv_parse6(data, data_end, ifindex, gso_len, p);
+}
+
+/* What xv_parse has to know of an skb. */
+static __always_inline __u32 xv_gso_len(const struct __sk_buff *skb)
+{
+	return skb->gso_size ? skb->len - XV_ETH_HLEN : 0;
 }

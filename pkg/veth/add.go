@@ -89,6 +89,9 @@ func (m *maker) create(u *undo) error {
 func (m *maker) newPair() error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.HardwareAddr = m.hostName, m.MTU, m.hostMAC
+	if m.LargeTCP != nil {
+		attrs.GSOIPv4MaxSize = m.LargeTCP.MaxSize
+	}
 	pair := netlink.NewVeth(attrs)
 	pair.PeerName = m.IfName
 	pair.PeerHardwareAddr = m.MAC
@@ -153,6 +156,9 @@ func (m *maker) bringUp() error {
 	if err := m.pod.offloads.set(m.IfName, m.TxChecksumOff); err != nil {
 		return err
 	}
+	if err := m.setLargeTCP(); err != nil {
+		return err
+	}
 	if err := m.host.LinkSetUp(host); err != nil {
 		return fmt.Errorf("set %q up: %w", m.hostName, err)
 	}
@@ -170,6 +176,21 @@ func (m *maker) bringUp() error {
 	}
 	if err := m.pod.nl.LinkSetUp(byIndex(m.pair.PodIndex)); err != nil {
 		return fmt.Errorf("set %q up in the pod: %w", m.IfName, err)
+	}
+	return nil
+}
+
+// setLargeTCP sets the limits of the pod's end; the host's end was made with them.
+func (m *maker) setLargeTCP() error {
+	if m.LargeTCP == nil {
+		return nil
+	}
+	pod := byIndex(m.pair.PodIndex)
+	if err := m.pod.nl.LinkSetGSOMaxSegs(pod, int(m.LargeTCP.MaxSegs)); err != nil {
+		return fmt.Errorf("limit the segments of a packet of %q in the pod: %w", m.IfName, err)
+	}
+	if err := m.pod.nl.LinkSetGSOIPv4MaxSize(pod, int(m.LargeTCP.MaxSize)); err != nil {
+		return fmt.Errorf("allow large tcp packets of %q in the pod: %w", m.IfName, err)
 	}
 	return nil
 }

@@ -52,6 +52,9 @@ type Config struct {
 	MTU int
 	// MAC of the pod's end; nil lets the kernel choose.
 	MAC net.HardwareAddr
+	// LargeTCP lets the pods of the node send TCP packets of more than 64 KiB to each
+	// other; nil leaves the kernel's limits.
+	LargeTCP *LargeTCP
 	// TxChecksumOff makes the pod compute checksums itself, for frames that
 	// cross an XDP redirect.
 	TxChecksumOff bool
@@ -60,6 +63,16 @@ type Config struct {
 	// Routes of the pod. Nothing is added to them but a link-scope route to
 	// each gateway: no route to the addresses' own prefixes.
 	Routes []Route
+}
+
+// LargeTCP are the limits of a TCP packet that is cut into segments later, or never: the
+// kernel's BIG TCP, of IPv4. Kernels before 6.3 do not have it and leave 64 KiB.
+type LargeTCP struct {
+	// MaxSize of the packet, bytes.
+	MaxSize uint32
+	// MaxSegs keeps packets of short segments, which leave the node, as small as an uplink
+	// takes them.
+	MaxSegs uint32
 }
 
 // Address is one address of a pod.

@@ -21,6 +21,11 @@ const (
 	maxVethMTU = 65535
 	// maxRouteMTU is the largest MTU that the kernel keeps for a route (fib_metrics.c).
 	maxRouteMTU = maxVethMTU - 15
+	// largeTCP is the largest TCP packet between pods, bytes: three of the largest segments.
+	// More does not pay: two sockets' worth of it leave the processor's cache.
+	largeTCP = 3 << 16
+	// ipTCPHeaders is the length of IPv4 and TCP headers without options, bytes.
+	ipTCPHeaders = 40
 	// noUplinkMTU is the MTU of a pod on a node without a default route.
 	noUplinkMTU = 1500
 )
@@ -49,6 +54,7 @@ func (a *attachment) makePlan(res *current.Result) (*plan, error) {
 	}
 	pathMTU := a.pathMTU(uplinks)
 	p := &plan{uplinks: uplinks, veth: a.vethConfig(a.linkMTU(pathMTU))}
+	p.veth.LargeTCP = a.largeTCP(p.veth.MTU, pathMTU)
 	if p.veth.Addresses, err = addresses(res); err != nil {
 		return nil, err
 	}
@@ -123,6 +129,16 @@ func (a *attachment) linkMTU(pathMTU int) int {
 	default:
 		return maxVethMTU
 	}
+}
+
+// largeTCP lets TCP between local pods use packets of several of the local MTU's segments,
+// as long as skbs stay skbs: a frame holds 64 KiB. As many segments as that holds of the
+// path's are the most, so that what leaves the node is no larger than ever.
+func (a *attachment) largeTCP(linkMTU, pathMTU int) *veth.LargeTCP {
+	if linkMTU < 2*pathMTU || a.conf.FastPath.Mode == netconf.ModeXDP {
+		return nil
+	}
+	return &veth.LargeTCP{MaxSize: largeTCP, MaxSegs: uint32(1 << 16 / (pathMTU - ipTCPHeaders))}
 }
 
 func addresses(res *current.Result) ([]veth.Address, error) {

@@ -10,7 +10,7 @@ MAKEFLAGS += --no-builtin-rules
 include test/tools/versions.env
 
 # One folder a binary; bin/ gets each under the folder's name.
-PLUGINS  := plugins/xveth
+PLUGINS  := plugins/xveth plugins/xveth-chain
 COMMANDS := cmd/xvethctl
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)

@@ -24,6 +24,8 @@
 #define XV_TCP_ACK 0x10
 
 #define XV_PACKET_HOST 0 /* skb->pkt_type: the frame is addressed to the device */
+#define XV_PACKET_OTHERHOST 3 /* to somebody else: a bridge may forward it */
+#define XV_IFF_BRIDGE_PORT 0x200 /* net_device->priv_flags */
 #define XV_CHECKSUM_PARTIAL 3 /* skb->ip_summed: the pseudo header alone is summed */
 
 /* Verdicts of tcx; as those of a clsact filter they mean the same. */
@@ -42,6 +44,7 @@
 #define XV_F_BOUNCE (1 << 3) /* the way out is the way in */
 #define XV_F_REPLY (1 << 4) /* to conntrack these packets are the answer */
 #define XV_F_GRACE (1 << 5) /* its deadline was put off once (rescue.h) */
+#define XV_F_BRIDGED (1 << 6) /* a bridge forwards it: MAC addresses and TTL stay */
 
 /* Conntrack (include/uapi/linux/netfilter/nf_conntrack_{common,tcp}.h). */
 #define XV_CT_INFO_MASK 7

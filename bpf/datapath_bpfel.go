@@ -159,8 +159,9 @@ const (
 	DatapathXvReasonXV_LEARN_QDISC          DatapathXvReason = 34
 	DatapathXvReasonXV_LEARN_NO_XMIT        DatapathXvReason = 35
 	DatapathXvReasonXV_LEARN_FOREIGN_EGRESS DatapathXvReason = 36
-	DatapathXvReasonXV_LEARN_FULL           DatapathXvReason = 37
-	DatapathXvReasonXV_REASON_MAX           DatapathXvReason = 38
+	DatapathXvReasonXV_LEARN_FLOODED        DatapathXvReason = 37
+	DatapathXvReasonXV_LEARN_FULL           DatapathXvReason = 38
+	DatapathXvReasonXV_REASON_MAX           DatapathXvReason = 39
 )
 
 type DatapathXvRefusal struct {
@@ -192,6 +193,7 @@ const (
 	DatapathMapXvFlows4         = "xv_flows4"
 	DatapathMapXvFlows6         = "xv_flows6"
 	DatapathMapXvLosses         = "xv_losses"
+	DatapathMapXvMembers        = "xv_members"
 	DatapathMapXvPolls          = "xv_polls"
 	DatapathMapXvPorts          = "xv_ports"
 	DatapathMapXvRefusals       = "xv_refusals"
@@ -201,6 +203,7 @@ const (
 	DatapathProgXvOnDevmapXmit  = "xv_on_devmap_xmit"
 	DatapathProgXvOnPoll        = "xv_on_poll"
 	DatapathProgXvOnRedirectErr = "xv_on_redirect_err"
+	DatapathProgXvTcBridge      = "xv_tc_bridge"
 	DatapathProgXvTcIn          = "xv_tc_in"
 	DatapathProgXvTcNote        = "xv_tc_note"
 	DatapathProgXvXdpIn         = "xv_xdp_in"
@@ -257,6 +260,7 @@ type DatapathProgramSpecs struct {
 	XvOnDevmapXmit  *ebpf.ProgramSpec `ebpf:"xv_on_devmap_xmit"`
 	XvOnPoll        *ebpf.ProgramSpec `ebpf:"xv_on_poll"`
 	XvOnRedirectErr *ebpf.ProgramSpec `ebpf:"xv_on_redirect_err"`
+	XvTcBridge      *ebpf.ProgramSpec `ebpf:"xv_tc_bridge"`
 	XvTcIn          *ebpf.ProgramSpec `ebpf:"xv_tc_in"`
 	XvTcNote        *ebpf.ProgramSpec `ebpf:"xv_tc_note"`
 	XvXdpIn         *ebpf.ProgramSpec `ebpf:"xv_xdp_in"`
@@ -274,6 +278,7 @@ type DatapathMapSpecs struct {
 	XvFlows4     *ebpf.MapSpec `ebpf:"xv_flows4"`
 	XvFlows6     *ebpf.MapSpec `ebpf:"xv_flows6"`
 	XvLosses     *ebpf.MapSpec `ebpf:"xv_losses"`
+	XvMembers    *ebpf.MapSpec `ebpf:"xv_members"`
 	XvPolls      *ebpf.MapSpec `ebpf:"xv_polls"`
 	XvPorts      *ebpf.MapSpec `ebpf:"xv_ports"`
 	XvRefusals   *ebpf.MapSpec `ebpf:"xv_refusals"`
@@ -318,6 +323,7 @@ type DatapathMaps struct {
 	XvFlows4     *ebpf.Map `ebpf:"xv_flows4"`
 	XvFlows6     *ebpf.Map `ebpf:"xv_flows6"`
 	XvLosses     *ebpf.Map `ebpf:"xv_losses"`
+	XvMembers    *ebpf.Map `ebpf:"xv_members"`
 	XvPolls      *ebpf.Map `ebpf:"xv_polls"`
 	XvPorts      *ebpf.Map `ebpf:"xv_ports"`
 	XvRefusals   *ebpf.Map `ebpf:"xv_refusals"`
@@ -334,6 +340,7 @@ func (m *DatapathMaps) Close() error {
 		m.XvFlows4,
 		m.XvFlows6,
 		m.XvLosses,
+		m.XvMembers,
 		m.XvPolls,
 		m.XvPorts,
 		m.XvRefusals,
@@ -360,6 +367,7 @@ type DatapathPrograms struct {
 	XvOnDevmapXmit  *ebpf.Program `ebpf:"xv_on_devmap_xmit"`
 	XvOnPoll        *ebpf.Program `ebpf:"xv_on_poll"`
 	XvOnRedirectErr *ebpf.Program `ebpf:"xv_on_redirect_err"`
+	XvTcBridge      *ebpf.Program `ebpf:"xv_tc_bridge"`
 	XvTcIn          *ebpf.Program `ebpf:"xv_tc_in"`
 	XvTcNote        *ebpf.Program `ebpf:"xv_tc_note"`
 	XvXdpIn         *ebpf.Program `ebpf:"xv_xdp_in"`
@@ -372,6 +380,7 @@ func (p *DatapathPrograms) Close() error {
 		p.XvOnDevmapXmit,
 		p.XvOnPoll,
 		p.XvOnRedirectErr,
+		p.XvTcBridge,
 		p.XvTcIn,
 		p.XvTcNote,
 		p.XvXdpIn,

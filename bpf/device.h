@@ -9,6 +9,7 @@
 
 #include "const.h"
 #include "kernel.h"
+#include "reason.h"
 
 /* The skb as the kernel sees it; NULL before Linux 6.2. */
 static __always_inline struct sk_buff *xv_kernel_skb(struct __sk_buff *skb)
@@ -110,4 +111,48 @@ static __always_inline bool xv_takes_frames(struct sk_buff *skb)
 	if (!skb || !bpf_core_field_exists(struct net_device, xdp_features))
 		return true;
 	return skb->dev->xdp_features & XV_XDP_ACT_NDO_XMIT;
+}
+
+static __always_inline bool xv_is_bridge_port(struct sk_buff *skb)
+{
+	return skb && BPF_CORE_READ_BITFIELD(skb->dev, priv_flags) & XV_IFF_BRIDGE_PORT;
+}
+
+/* The bridge of a port, which may have other devices on top; NULL if it is not found. */
+static __always_inline struct net_device *xv_bridge_of(struct net_device *port)
+{
+	const struct list_head *at = &port->adj_list.upper;
+	struct netdev_adjacent *adj;
+	struct net_device *dev = 0;
+	bool master = false;
+
+	for (int i = 0; i < 4; i++) {
+		bpf_core_read(&at, sizeof(at), &at->next);
+		adj = (void *)at - bpf_core_field_offset(struct netdev_adjacent, list);
+		bpf_core_read(&master, sizeof(master), &adj->master);
+		if (!master)
+			continue;
+		bpf_core_read(&dev, sizeof(dev), &adj->dev);
+		return dev;
+	}
+	return 0;
+}
+
+/* Whether the bridge itself shapes what it sends, or runs programs or filters on it. */
+static __always_inline enum xv_reason xv_bridge_objection(struct sk_buff *skb)
+{
+	struct net_device *bridge = xv_bridge_of(skb->dev);
+	struct bpf_mprog_entry *egress = 0;
+	struct Qdisc *qdisc = 0;
+	void *enqueue = 0;
+
+	if (!bridge)
+		return XV_LEARN_FLOODED;
+	if (bpf_core_field_exists(struct net_device, tcx_egress))
+		bpf_core_read(&egress, sizeof(egress), &bridge->tcx_egress);
+	if (egress)
+		return XV_LEARN_FOREIGN_EGRESS;
+	bpf_core_read(&qdisc, sizeof(qdisc), &bridge->qdisc);
+	bpf_core_read(&enqueue, sizeof(enqueue), &qdisc->enqueue);
+	return enqueue ? XV_LEARN_QDISC : XV_OK;
 }

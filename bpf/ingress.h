@@ -136,6 +136,31 @@ static __always_inline void xv_skb_csum(struct __sk_buff *skb, const struct xv_p
 	bpf_l4_csum_replace(skb, off, 0, ports, flags);
 }
 
+/* Whether the kernel may forward the frame: it is for the node, or a bridge takes it. */
+static __always_inline bool xv_may_forward(const struct __sk_buff *skb, struct sk_buff *kskb)
+{
+	if (skb->pkt_type == XV_PACKET_OTHERHOST)
+		return xv_is_bridge_port(kskb);
+	return skb->pkt_type == XV_PACKET_HOST;
+}
+
+/*
+ * Whether the frame is addressed as those that the flow was learned from. A bridge decides
+ * by the MAC addresses, so one that it forwards must have the same.
+ */
+static __always_inline bool xv_same_address(const struct __sk_buff *skb, const struct xv_action *a)
+{
+	const struct xv_eth *eth = (void *)(long)skb->data;
+
+	if ((skb->pkt_type == XV_PACKET_OTHERHOST) != !!(a->flags & XV_F_BRIDGED))
+		return false;
+	if (!(a->flags & XV_F_BRIDGED))
+		return true;
+	if ((void *)(eth + 1) > (void *)(long)skb->data_end)
+		return false;
+	return xv_same_mac(eth->dst, a->dst_mac) && xv_same_mac(eth->src, a->src_mac);
+}
+
 static __always_inline enum xv_reason xv_tc_hit(struct __sk_buff *skb, const struct xv_packet *p,
 						int family, int *verdict)
 {
@@ -152,13 +177,15 @@ static __always_inline enum xv_reason xv_tc_hit(struct __sk_buff *skb, const str
 		return reason;
 	if (skb->len < whole)
 		return XV_PASS_SHORT;
-	if (skb->pkt_type != XV_PACKET_HOST)
+	if (!xv_may_forward(skb, xv_kernel_skb(skb)))
 		return XV_PASS_NOT_FOR_US;
 	if (!skb->gso_size || seg_len > p->len)
 		seg_len = p->len;
 	reason = xv_find(p, family, seg_len, 0, &a, &flow);
 	if (reason)
 		return reason;
+	if (!xv_same_address(skb, &a))
+		return XV_PASS_NOT_FOR_US;
 	if (skb->len > whole && bpf_skb_change_tail(skb, whole, 0))
 		return XV_PASS_SHORT;
 	if (a.flags & XV_F_NAT) {
@@ -207,7 +234,8 @@ static __always_inline enum xv_reason xv_tc_family(struct __sk_buff *skb, int fa
 		if (missed == XV_FAST_TCX)
 			return missed;
 	}
-	if (skb->pkt_type != XV_PACKET_HOST)
+	/* XDP cannot tell what a bridge would do with a frame. */
+	if (lookup ? !xv_may_forward(skb, kskb) : skb->pkt_type != XV_PACKET_HOST)
 		return missed;
 	if (xv_foreign_ingress(kskb, !lookup))
 		return XV_PASS_FOREIGN_INGRESS;

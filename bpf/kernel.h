@@ -72,7 +72,21 @@ struct Qdisc {
 	const struct Qdisc_ops *ops;
 };
 
+struct list_head {
+	struct list_head *next;
+};
+
+struct netdev_adjacent {
+	struct net_device *dev;
+	bool master;
+	struct list_head list;
+};
+
 struct net_device {
+	__u32 priv_flags;
+	struct {
+		struct list_head upper;
+	} adj_list;
 	struct bpf_mprog_entry *tcx_ingress;
 	struct bpf_mprog_entry *tcx_egress;
 	struct Qdisc *qdisc;

@@ -224,6 +224,22 @@ static __always_inline enum xv_reason xv_remember(struct xv_flow6 *entry, const 
 }
 
 /*
+ * Why nothing is learned on a bridge port. A bridge that does not know a MAC address sends
+ * the frame to all ports, and only one of them is the pod's; so user space says which MAC
+ * address is behind a port. Behind that of an uplink there are many.
+ */
+static __always_inline enum xv_reason xv_port_objection(struct sk_buff *kskb,
+							const struct xv_action *a)
+{
+	__u32 oif = a->oif;
+	struct xv_port *member = bpf_map_lookup_elem(&xv_members, &oif);
+
+	if (!member || !xv_same_mac(member->mac, a->dst_mac))
+		return XV_LEARN_FLOODED;
+	return a->flags & XV_F_BRIDGED ? XV_OK : xv_bridge_objection(kskb);
+}
+
+/*
  * Why nothing is learned on the interface that the packet leaves by. A redirect into a
  * pod passes the queue of the host's end; one by XDP passes every queue, and needs a
  * device that takes frames.
@@ -303,6 +319,11 @@ static __always_inline enum xv_reason xv_learn_family(struct __sk_buff *skb, int
 	if (!xv_note_matches(skb->tc_index, l.hash, &p, &l.action.flags) ||
 	    !xv_answers(&p.key, &ct->back, family))
 		return XV_LEARN_NOTE_DIFFERS;
+	if (skb->pkt_type == XV_PACKET_OTHERHOST) {
+		if (l.action.flags & XV_F_ROUTED)
+			return XV_LEARN_NOTE_DIFFERS;
+		l.action.flags |= XV_F_BRIDGED;
+	}
 	if (!xv_same_tuple(&ct->in, &p.key, family))
 		l.action.flags |= XV_F_NAT;
 	if (ct->reply)
@@ -310,6 +331,8 @@ static __always_inline enum xv_reason xv_learn_family(struct __sk_buff *skb, int
 	if (skb->ingress_ifindex == skb->ifindex && !(flags & XV_F_PEER))
 		l.action.flags |= XV_F_BOUNCE;
 	reason = xv_device_objection(kskb, l.action.flags, by_xdp);
+	if (!reason && xv_is_bridge_port(kskb))
+		reason = xv_port_objection(kskb, &l.action);
 	if (reason)
 		return reason;
 	l.len = xv_segment_len(skb, &p);

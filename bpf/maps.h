@@ -48,6 +48,15 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } xv_ports SEC(".maps");
 
+/* MAC addresses of the pods behind bridge ports, by the port's ifindex. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__type(key, __u32);
+	__type(value, struct xv_port);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} xv_members SEC(".maps");
+
 /* Interfaces that nothing is redirected to until a coarse monotonic time in ns. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);

@@ -92,7 +92,7 @@ struct xv_refusal {
 	char text[128]; /* ends with a 0 */
 };
 
-/* MAC address of an interface on which XDP runs. */
+/* MAC address of an interface on which XDP runs, or of the pod behind a bridge port. */
 struct xv_port {
 	__u8 mac[6];
 	__u8 pad[2];

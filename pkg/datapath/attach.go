@@ -5,6 +5,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -35,6 +36,8 @@ type Pod struct {
 	FromPod bool
 	// XDP adds native XDP, for pods that send xdp_frames.
 	XDP bool
+	// MAC address of the pod's end; needed where the host veth is the port of a bridge.
+	MAC net.HardwareAddr
 }
 
 // AttachPod arms the host veth with the given index. What is attached lives as long
@@ -45,6 +48,13 @@ func (d *Datapath) AttachPod(ifindex int, p Pod) error {
 		return err
 	}
 	defer unlock()
+	l, err := netlink.LinkByIndex(ifindex)
+	if err != nil {
+		return fmt.Errorf("find interface %d: %w", ifindex, err)
+	}
+	if err := d.armMember(l, p); err != nil {
+		return err
+	}
 	if p.ToPod {
 		if err := ensureTCX(ifindex, ebpf.AttachTCXEgress, d.progs.XvLearnPod); err != nil {
 			return err
@@ -61,10 +71,6 @@ func (d *Datapath) AttachPod(ifindex int, p Pod) error {
 	}
 	if !p.XDP {
 		return nil
-	}
-	l, err := netlink.LinkByIndex(ifindex)
-	if err != nil {
-		return fmt.Errorf("find interface %d: %w", ifindex, err)
 	}
 	return d.attachXDP(l)
 }
@@ -261,6 +267,9 @@ func hasOurs(ifindex int, hook ebpf.AttachType) (bool, error) {
 // CheckPod compares what is attached to a host veth with what AttachPod puts there.
 // The error names the program that is missing.
 func (d *Datapath) CheckPod(ifindex int, p Pod) error {
+	if err := d.checkMember(ifindex, p); err != nil {
+		return err
+	}
 	if p.ToPod {
 		if err := checkTCX(ifindex, ebpf.AttachTCXEgress); err != nil {
 			return err

@@ -23,10 +23,11 @@ import (
 
 // The flags of a flow; see bpf/const.h.
 const (
-	flagNAT    = 1 << 0
-	flagRouted = 1 << 1
-	flagPeer   = 1 << 2
-	flagBounce = 1 << 3
+	flagNAT     = 1 << 0
+	flagRouted  = 1 << 1
+	flagPeer    = 1 << 2
+	flagBounce  = 1 << 3
+	flagBridged = 1 << 6
 )
 
 // flowBatch is how many entries one system call reads.
@@ -54,6 +55,8 @@ type Flow struct {
 	ToPod bool
 	// Bounce says that the flow leaves by the interface it came in on.
 	Bounce bool
+	// Bridged says that a bridge forwards the flow: its MAC addresses stay.
+	Bridged bool
 	// MaxLen is the longest IP packet in bytes that takes the fast path.
 	MaxLen int
 	// Age since the flow was learned.
@@ -141,6 +144,7 @@ func flowOf(v *bpf.DatapathXvFlow, now uint64) Flow {
 		Routed:  v.Flags&flagRouted != 0,
 		ToPod:   v.Flags&flagPeer != 0,
 		Bounce:  v.Flags&flagBounce != 0,
+		Bridged: v.Flags&flagBridged != 0,
 		MaxLen:  int(v.MaxLen),
 		Age:     time.Duration(now - v.Born),
 		Left:    time.Duration(v.Deadline - now),
@@ -186,6 +190,19 @@ func (d *Datapath) ForgetAddrs(addrs []netip.Addr) error {
 	)
 }
 
+// ForgetInterface removes every flow that comes in or leaves by an interface.
+func (d *Datapath) ForgetInterface(ifindex int) error {
+	i := uint32(ifindex)
+	return errors.Join(
+		forget(d.maps.XvFlows4, func(k *bpf.DatapathXvKey4, v *bpf.DatapathXvFlow4) bool {
+			return k.Ifindex == i || v.F.Oif == i
+		}),
+		forget(d.maps.XvFlows6, func(k *bpf.DatapathXvKey6, v *bpf.DatapathXvFlow6) bool {
+			return k.Ifindex == i || v.F.Oif == i
+		}),
+	)
+}
+
 // ForgetGone removes what belongs to interfaces that do not exist any more. The devmap
 // forgets them by itself.
 func (d *Datapath) ForgetGone() error {
@@ -221,6 +238,7 @@ func (d *Datapath) ForgetGone() error {
 			return gone[k.Ifindex] || gone[v.F.Oif]
 		}),
 		forget(d.maps.XvPorts, func(ifindex *uint32, _ *bpf.DatapathXvPort) bool { return gone[*ifindex] }),
+		forget(d.maps.XvMembers, func(ifindex *uint32, _ *bpf.DatapathXvPort) bool { return gone[*ifindex] }),
 	)
 }
 

@@ -222,7 +222,7 @@ func (d *Datapath) Indexes() ([]int, error) {
 		}
 		seen[f.In], seen[f.Out] = true, true
 	}
-	for _, m := range []*ebpf.Map{d.maps.XvDevs, d.maps.XvPorts} {
+	for _, m := range []*ebpf.Map{d.maps.XvDevs, d.maps.XvPorts, d.maps.XvMembers} {
 		var index uint32
 		var value []byte
 		it := m.Iterate()

@@ -206,7 +206,8 @@ func (d *Datapath) detach(l netlink.Link) error {
 	return errors.Join(err,
 		d.detachXDP(l),
 		detachTCX(index, ebpf.AttachTCXIngress),
-		detachTCX(index, ebpf.AttachTCXEgress))
+		detachTCX(index, ebpf.AttachTCXEgress),
+		d.releaseMember(l))
 }
 
 // swapAttached puts the programs of this build in the place of those that another

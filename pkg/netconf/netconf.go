@@ -52,6 +52,8 @@ type Conf struct {
 	Uplinks []Uplink
 	// FastPath settings.
 	FastPath FastPath
+	// Required makes a chained ADD fail where the fast path cannot be armed.
+	Required bool
 	// DNS is passed on in the result.
 	DNS types.DNS
 	// IPAMType names the address manager.

@@ -46,6 +46,16 @@ func Versions() []string { return []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} }
 // Parse reads a configuration and the CNI_ARGS that came with it. Every error
 // is a *types.Error with a code of the spec.
 func Parse(stdin []byte, cniArgs string) (*Conf, error) {
+	return parse(stdin, cniArgs, topFields(), needsIPAM)
+}
+
+// ParseChained is Parse for xveth-chain, which runs behind the plugin that makes the
+// interface.
+func ParseChained(stdin []byte, cniArgs string) (*Conf, error) {
+	return parse(stdin, cniArgs, chainedFields(), nil)
+}
+
+func parse(stdin []byte, cniArgs string, fields []field[Conf], require func(*Conf) error) (*Conf, error) {
 	if err := checkText(stdin); err != nil {
 		return nil, err
 	}
@@ -65,11 +75,16 @@ func Parse(stdin []byte, cniArgs string) (*Conf, error) {
 			return nil, err
 		}
 	}
-	if err := readKeys(conf, "", top, topFields()); err != nil {
+	if err := readKeys(conf, "", top, fields); err != nil {
 		return nil, err
 	}
 	if err := checkRequired(conf); err != nil {
 		return nil, err
+	}
+	if require != nil {
+		if err := require(conf); err != nil {
+			return nil, err
+		}
 	}
 	if n, ok := top["prevResult"]; ok && !n.isNull() {
 		if err := readPrevResult(conf, n); err != nil {
@@ -93,9 +108,9 @@ func defaults() *Conf {
 	}
 }
 
-// topFields lists the keys of a configuration: the spec's, those that libcni
-// puts in, and our own.
-func topFields() []field[Conf] {
+// commonFields lists the keys of every configuration: the spec's, those that libcni puts
+// in, and our own.
+func commonFields() []field[Conf] {
 	return []field[Conf]{
 		{key: "cniVersion", read: readVersion},
 		{key: "name", null: true, read: readName},
@@ -109,16 +124,29 @@ func topFields() []field[Conf] {
 		// checked: a runtime that is confused must not lead to a removal.
 		{key: attachmentsOld, null: true, read: readAttachments},
 		{key: attachments, null: true, read: readAttachments},
-		{key: "ipam", null: true, read: readIPAM},
-		{key: "dns", null: true, read: func(c *Conf, n node) error { return readObject(&c.DNS, n, dnsFields()) }},
-		{key: "ipMasq", read: func(c *Conf, n node) (err error) { c.IPMasq, err = n.boolean(); return err }},
-		{key: "mtu", read: readMTU},
-		{key: "localMTU", read: readLocalMTU},
 		{key: "uplinks", read: readUplinks},
 		{key: "fastPath", read: func(c *Conf, n node) error { return readObject(&c.FastPath, n, fastPathFields()) }},
 		{key: "logLevel", read: readLogLevel},
 		{key: "logFile", read: readLogFile},
 	}
+}
+
+// topFields lists the keys of the plugin that makes the interface.
+func topFields() []field[Conf] {
+	return append(commonFields(),
+		field[Conf]{key: "ipam", null: true, read: readIPAM},
+		field[Conf]{key: "dns", null: true, read: func(c *Conf, n node) error { return readObject(&c.DNS, n, dnsFields()) }},
+		field[Conf]{key: "ipMasq", read: func(c *Conf, n node) (err error) { c.IPMasq, err = n.boolean(); return err }},
+		field[Conf]{key: "mtu", read: readMTU},
+		field[Conf]{key: "localMTU", read: readLocalMTU},
+	)
+}
+
+// chainedFields lists those of the plugin that runs behind another.
+func chainedFields() []field[Conf] {
+	return append(commonFields(),
+		field[Conf]{key: "required", read: func(c *Conf, n node) (err error) { c.Required, err = n.boolean(); return err }},
+	)
 }
 
 // knownKeys lists the path of every key whose spelling is checked.
@@ -149,7 +177,12 @@ func checkRequired(c *Conf) error {
 		return missing("name", wantName)
 	case c.Type == "":
 		return missing("type", wantPlugin)
-	case c.IPAMType == "":
+	}
+	return nil
+}
+
+func needsIPAM(c *Conf) error {
+	if c.IPAMType == "" {
 		return missing("ipam.type", wantPlugin)
 	}
 	return nil

@@ -40,6 +40,8 @@ type Flow struct {
 	ToPod bool `json:"toPod"`
 	// Bounce says that packets leave by the interface they came in on.
 	Bounce bool `json:"bounce"`
+	// Bridged says that a bridge forwards them, with their MAC addresses.
+	Bridged bool `json:"bridged"`
 	// SrcMAC and DstMAC of the frames that leave.
 	SrcMAC string `json:"srcMAC"`
 	DstMAC string `json:"dstMAC"`
@@ -103,7 +105,7 @@ func flowOf(f *datapath.Flow, names map[int]string) Flow {
 		In:    nameOf(names, f.In), InIndex: f.In,
 		Out: nameOf(names, f.Out), OutIndex: f.Out,
 		Src: f.Src, Dst: f.Dst, NewSrc: f.NewSrc, NewDst: f.NewDst,
-		NAT: f.NAT, Routed: f.Routed, ToPod: f.ToPod, Bounce: f.Bounce,
+		NAT: f.NAT, Routed: f.Routed, ToPod: f.ToPod, Bounce: f.Bounce, Bridged: f.Bridged,
 		SrcMAC: f.SrcMAC.String(), DstMAC: f.DstMAC.String(),
 		MaxLen: f.MaxLen, Age: f.Age.Seconds(), Left: f.Left.Seconds(), Live: f.Live(),
 		Packets: f.Packets, Bytes: f.Bytes,

@@ -46,5 +46,6 @@ var meanings = map[string]string{
 	"learn_qdisc":          "not learned: the way out is shaped",
 	"learn_no_xmit":        "not learned: the way out takes no frames (a pod with GRO off)",
 	"learn_foreign_egress": "not learned: somebody else's egress program runs behind ours",
+	"learn_flooded":        "not learned: a bridge floods it, or it is not for the pod behind the port",
 	"learn_full":           "not learned: the flow map refused it",
 }

@@ -65,6 +65,15 @@ type Config struct {
 	Routes []Route
 }
 
+// Hosts are the addresses without their subnets.
+func (c *Config) Hosts() []netip.Addr {
+	all := make([]netip.Addr, 0, len(c.Addresses))
+	for _, a := range c.Addresses {
+		all = append(all, a.Prefix.Addr())
+	}
+	return all
+}
+
 // LargeTCP are the limits of a TCP packet that is cut into segments later, or never: the
 // kernel's BIG TCP, of IPv4. Kernels before 6.3 do not have it and leave 64 KiB.
 type LargeTCP struct {

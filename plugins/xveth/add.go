@@ -8,8 +8,8 @@ import (
 	"log/slog"
 
 	"github.com/containernetworking/cni/pkg/types"
-	current "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/xveth/xveth/pkg/arm"
 	"github.com/xveth/xveth/pkg/ipam"
 	"github.com/xveth/xveth/pkg/lock"
 	"github.com/xveth/xveth/pkg/masq"
@@ -58,7 +58,7 @@ func add(ctx context.Context, a *attachment) error {
 	}
 	visible()
 	u.push(func() error { return a.removeLink() })
-	forgetAddrs(p.veth.Addresses)
+	arm.ForgetAddrs(p.veth.Hosts())
 
 	if err := a.masquerade(p); err != nil {
 		return err
@@ -67,7 +67,7 @@ func add(ctx context.Context, a *attachment) error {
 		return err
 	}
 	// A pod without a fast path is a working pod: never fail for it.
-	if err := a.arm(p.uplinks, pair.HostIndex); err != nil {
+	if err := arm.Pod(a.conf, p.uplinks, pair); err != nil {
 		slog.Warn("The fast path is not armed.", "error", err)
 	}
 	if err := types.PrintResult(a.result(p, pair, leased), a.conf.CNIVersion); err != nil {
@@ -81,7 +81,7 @@ func add(ctx context.Context, a *attachment) error {
 // addresses.
 func (a *attachment) removeLink() error {
 	if index := hostIndex(veth.HostName(a.conf.Name, a.args.ContainerID, a.args.IfName)); index != 0 {
-		block(index)
+		arm.Block(index)
 	}
 	err := errors.Join(
 		veth.Del(a.conf.Name, a.args.ContainerID, a.args.IfName, a.args.Netns),
@@ -90,7 +90,7 @@ func (a *attachment) removeLink() error {
 	if err != nil {
 		return err
 	}
-	forgetGone()
+	arm.ForgetGone()
 	return a.unmasquerade()
 }
 
@@ -120,13 +120,4 @@ func (a *attachment) unmasquerade() error {
 		return err
 	}
 	return masq.Remove(a.conf.Name)
-}
-
-// asCurrent reads a result of any version.
-func asCurrent(r types.Result) (*current.Result, error) {
-	res, err := current.NewResultFromResult(r)
-	if err != nil {
-		return nil, types.NewError(types.ErrInvalidNetworkConfig, "read prevResult: "+err.Error(), "")
-	}
-	return res, nil
 }

@@ -4,17 +4,16 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/xveth/xveth/pkg/datapath"
+	"github.com/xveth/xveth/pkg/arm"
 	"github.com/xveth/xveth/pkg/ipam"
 	"github.com/xveth/xveth/pkg/masq"
-	"github.com/xveth/xveth/pkg/netconf"
+	"github.com/xveth/xveth/pkg/plugin"
 	"github.com/xveth/xveth/pkg/veth"
 )
 
@@ -23,7 +22,7 @@ func check(ctx context.Context, a *attachment) error {
 	if a.conf.PrevResult == nil {
 		return types.NewError(types.ErrInvalidNetworkConfig, "CHECK needs prevResult, the result of ADD", "")
 	}
-	res, err := asCurrent(a.conf.PrevResult)
+	res, err := plugin.Result(a.conf.PrevResult)
 	if err != nil {
 		return err
 	}
@@ -50,7 +49,7 @@ func check(ctx context.Context, a *attachment) error {
 	if err := a.checkShape(hostName, cfg.MTU); err != nil {
 		return err
 	}
-	return a.checkArmed(hostName)
+	return arm.Check(a.conf, &veth.Pair{HostName: hostName, HostIndex: hostIndex(hostName)})
 }
 
 // fromResult is the pair that a result describes. A result before version 1.1 has no
@@ -90,39 +89,10 @@ func status(ctx context.Context, a *attachment) error {
 	if err := ipam.Status(ctx, a.conf, a.args); err != nil && !a.hasReclaimable() {
 		return err
 	}
-	uplinks, err := a.uplinks()
+	uplinks, err := arm.Uplinks(a.conf)
 	if err != nil {
 		return types.NewError(types.ErrPluginNotAvailable, err.Error(), "")
 	}
-	fmt.Fprintln(os.Stderr, "xveth: fast path "+a.armedText(uplinks))
+	fmt.Fprintln(os.Stderr, "xveth: fast path "+arm.Text(a.conf, uplinks))
 	return nil
-}
-
-func (a *attachment) armedText(uplinks []netconf.Uplink) string {
-	if a.conf.FastPath.Mode == netconf.ModeOff {
-		return "not armed: fastPath.mode is off"
-	}
-	d, err := datapath.Open(datapath.DefaultDir)
-	if errors.Is(err, datapath.ErrNotLoaded) {
-		if err := datapath.Probe(datapath.DefaultDir); err != nil {
-			return "not armed: " + err.Error()
-		}
-		return "not armed yet: the first ADD loads it"
-	}
-	if err != nil {
-		return "not armed: " + err.Error()
-	}
-	defer d.Close()
-	text := "armed"
-	if on, err := datapath.IsLiberal(); err != nil || !on {
-		text += "; no TCP is learned while net.netfilter.nf_conntrack_tcp_be_liberal is 0"
-	}
-	for _, u := range uplinks {
-		drive, reason := d.UplinkDrive(u.Name, want(u, a.conf.FastPath.Mode))
-		text += fmt.Sprintf("; uplink %s: %s", u.Name, drive)
-		if reason != "" {
-			text += " (" + reason + ")"
-		}
-	}
-	return text
 }

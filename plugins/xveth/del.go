@@ -9,6 +9,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/xveth/xveth/pkg/arm"
 	"github.com/xveth/xveth/pkg/ipam"
 	"github.com/xveth/xveth/pkg/veth"
 )
@@ -39,10 +40,10 @@ func gc(ctx context.Context, a *attachment) error {
 			continue
 		}
 		slog.Info("GC removes an attachment.", "host", h.HostName, "of", h.ContainerID+"/"+h.IfName)
-		block(h.HostIndex)
+		arm.Block(h.HostIndex)
 		failed = errors.Join(failed, veth.RemoveByName(h.HostName))
 	}
-	forgetGone()
+	arm.ForgetGone()
 	failed = errors.Join(failed, a.unshapeInvalid(valid))
 	if failed != nil {
 		return failed

@@ -86,3 +86,12 @@ func (a *attachment) dead() (ipam.Dead, error) {
 		return err == nil && len(routes) > 0 && routes[0].Gw != nil
 	}, nil
 }
+
+// hostIndex is the index of an interface; 0 when there is none.
+func hostIndex(name string) int {
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		return 0
+	}
+	return l.Attrs().Index
+}

@@ -11,6 +11,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/xveth/xveth/pkg/arm"
 	"github.com/xveth/xveth/pkg/ipam"
 	"github.com/xveth/xveth/pkg/netconf"
 	"github.com/xveth/xveth/pkg/veth"
@@ -48,7 +49,7 @@ type plan struct {
 
 // makePlan decides what the addresses that ipam gave need.
 func (a *attachment) makePlan(res *current.Result) (*plan, error) {
-	uplinks, err := a.uplinks()
+	uplinks, err := arm.Uplinks(a.conf)
 	if err != nil {
 		return nil, err
 	}
@@ -77,22 +78,6 @@ func (a *attachment) vethConfig(mtu int) veth.Config {
 		MAC:           a.conf.Runtime.MAC,
 		TxChecksumOff: a.conf.FastPath.Mode == netconf.ModeXDP && !a.conf.Runtime.FastPathOff,
 	}
-}
-
-// uplinks are those of the configuration, else the devices of the default routes.
-func (a *attachment) uplinks() ([]netconf.Uplink, error) {
-	if len(a.conf.Uplinks) > 0 {
-		return a.conf.Uplinks, nil
-	}
-	names, err := veth.Uplinks()
-	if err != nil {
-		return nil, err
-	}
-	all := make([]netconf.Uplink, 0, len(names))
-	for _, n := range names {
-		all = append(all, netconf.Uplink{Name: n})
-	}
-	return all, nil
 }
 
 // pathMTU is the MTU of everything that leaves the node: the least of the uplinks'. One

@@ -125,7 +125,12 @@ func Block(ifindex int) {
 
 // ForgetGone drops what the fast path knows of interfaces that are gone.
 func ForgetGone() {
-	cleanUp(func(d *datapath.Datapath) error { return errors.Join(d.ForgetGone(), d.ReleaseBridges()) })
+	cleanUp((*datapath.Datapath).ForgetGone)
+}
+
+// ReleaseBridges takes our program off bridges of which no port is armed any more.
+func ReleaseBridges() {
+	cleanUp((*datapath.Datapath).ReleaseBridges)
 }
 
 // ForgetAddrs drops flows to and from addresses that now are those of a pod.

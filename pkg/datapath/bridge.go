@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
@@ -113,49 +114,76 @@ func (d *Datapath) releaseMember(l netlink.Link) error {
 // releaseBridge takes our program off a bridge that has no armed port. A bridge that is an
 // uplink has another one, which stays.
 func (d *Datapath) releaseBridge(bridge netlink.Link) error {
-	index := bridge.Attrs().Index
-	have, err := tcxPrograms(index, ebpf.AttachTCXIngress)
-	if err != nil {
+	idle, err := isIdle(bridge)
+	if err != nil || !idle {
 		return err
 	}
-	ofPods := false
-	for _, h := range have {
-		ofPods = ofPods || h.name == bridgeProgram
-	}
-	if !ofPods {
-		return nil
+	return detachTCX(bridge.Attrs().Index, ebpf.AttachTCXIngress)
+}
+
+// isIdle says whether a bridge has the program that serves its ports, and none of them is
+// armed.
+func isIdle(bridge netlink.Link) (bool, error) {
+	index := bridge.Attrs().Index
+	have, err := tcxPrograms(index, ebpf.AttachTCXIngress)
+	if err != nil || !slices.ContainsFunc(have, func(a attached) bool { return a.name == bridgeProgram }) {
+		return false, err
 	}
 	links, err := netlinksafe.LinkList()
 	if err != nil {
-		return fmt.Errorf("list the ports of bridge %q: %w", bridge.Attrs().Name, err)
+		return false, fmt.Errorf("list the ports of bridge %q: %w", bridge.Attrs().Name, err)
 	}
 	for _, l := range links {
 		if l.Attrs().MasterIndex != index {
 			continue
 		}
 		if armed, err := hasOurs(l.Attrs().Index, ebpf.AttachTCXIngress); armed || err != nil {
-			return err
+			return false, err
 		}
 	}
-	return detachTCX(index, ebpf.AttachTCXIngress)
+	return true, nil
 }
 
-// ReleaseBridges takes our programs off the bridges whose armed ports are all gone.
+// IdleBridges names the bridges that have our program although no port of theirs is armed
+// any more.
+func IdleBridges() ([]string, error) {
+	links, err := netlinksafe.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list bridges: %w", err)
+	}
+	var names []string
+	for _, l := range links {
+		if l.Type() != "bridge" {
+			continue
+		}
+		idle, err := isIdle(l)
+		if isGone(l) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if idle {
+			names = append(names, l.Attrs().Name)
+		}
+	}
+	return names, nil
+}
+
+// ReleaseBridges takes our program off the bridges that need it no more.
 func (d *Datapath) ReleaseBridges() error {
 	unlock, err := d.lock()
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	links, err := netlinksafe.LinkList()
-	if err != nil {
-		return fmt.Errorf("list bridges: %w", err)
-	}
-	var failed error
-	for _, l := range links {
-		if l.Type() == "bridge" {
-			failed = errors.Join(failed, d.releaseBridge(l))
+	names, err := IdleBridges()
+	for _, n := range names {
+		l, lookErr := netlink.LinkByName(n)
+		if lookErr == nil {
+			lookErr = d.releaseBridge(l)
 		}
+		err = errors.Join(err, lookErr)
 	}
-	return failed
+	return err
 }

@@ -50,6 +50,9 @@ type Direction struct {
 }
 
 const (
+	// chained is the network of an attachment that another plugin made.
+	chained = "(chained)"
+
 	learnPod    = "xv_learn_pod"
 	learnUplink = "xv_learn_uplink"
 	tcIn        = "xv_tc_in"
@@ -121,12 +124,26 @@ func (n *Node) readLinks(d *datapath.Datapath, links []netlink.Link) error {
 	}
 	for _, v := range all {
 		i := slices.IndexFunc(pods, func(a veth.Attachment) bool { return a.HostIndex == v.Attrs().Index })
-		if i >= 0 {
+		switch {
+		case i >= 0:
 			n.addAttachment(pods[i], v, byXDP)
+		case isChained(v.Hooks):
+			n.addAttachment(veth.Attachment{
+				HostName: v.Attrs().Name, HostIndex: v.Attrs().Index, Network: chained, ContainerID: "-", IfName: "-",
+			}, v, byXDP)
 		}
 	}
 	n.judgeLinks(d != nil)
 	return nil
+}
+
+// isChained says whether xveth-chain armed the host's end of a pair that another plugin
+// made: who it belongs to is that plugin's affair.
+func isChained(h datapath.Hooks) bool {
+	if slices.Contains(h.Egress, learnUplink) {
+		return false
+	}
+	return slices.Contains(h.Egress, learnPod) || slices.Contains(h.Ingress, tcIn)
 }
 
 // device is an interface and what is attached to it.

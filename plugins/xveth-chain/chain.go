@@ -114,6 +114,7 @@ func del(_ context.Context, c *plugin.Call) error {
 	addrs, err := addresses(c)
 	arm.ForgetAddrs(addrs)
 	arm.ForgetGone()
+	arm.ReleaseBridges()
 	return errors.Join(failed, err)
 }
 
@@ -140,6 +141,7 @@ func check(_ context.Context, c *plugin.Call) error {
 // gc drops what was known of pods that are gone. Programs go with their interface.
 func gc(_ context.Context, _ *plugin.Call) error {
 	arm.ForgetGone()
+	arm.ReleaseBridges()
 	return nil
 }
 

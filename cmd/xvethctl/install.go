@@ -16,6 +16,7 @@ import (
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 	"github.com/spf13/cobra"
+	"github.com/vishvananda/netlink"
 
 	"github.com/xveth/xveth/pkg/datapath"
 	"github.com/xveth/xveth/pkg/install"
@@ -203,6 +204,9 @@ func (a *app) runUninstall(cmd *cobra.Command, o install.UninstallOptions) error
 	return a.writeReport(cmd.OutOrStdout(), rep, err)
 }
 
+// learnUplink is the program that tells an uplink from the host's end of a pod.
+const learnUplink = "xv_learn_uplink"
+
 // servedPods lists the host ends of pods that the plugins made or armed.
 func servedPods() ([]string, error) {
 	made, err := veth.List("")
@@ -214,8 +218,9 @@ func servedPods() ([]string, error) {
 		all = append(all, p.HostName)
 	}
 	armed, err := armedLinks()
-	for name, h := range armed {
-		if !slices.Contains(all, name) && !slices.Contains(h.Egress, "xv_learn_uplink") {
+	for _, l := range armed {
+		name := l.Attrs().Name
+		if l.Type() == "veth" && !slices.Contains(all, name) && !slices.Contains(l.Egress, learnUplink) {
 			all = append(all, name)
 		}
 	}
@@ -223,23 +228,28 @@ func servedPods() ([]string, error) {
 	return all, err
 }
 
-// armedLinks finds the interfaces with programs of ours.
-func armedLinks() (map[string]datapath.Hooks, error) {
+// armedLink is an interface with programs of ours.
+type armedLink struct {
+	netlink.Link
+	datapath.Hooks
+}
+
+func armedLinks() ([]armedLink, error) {
 	links, err := netlinksafe.LinkList()
 	if err != nil {
 		return nil, fmt.Errorf("list interfaces: %w", err)
 	}
-	all := map[string]datapath.Hooks{}
+	var all []armedLink
 	for _, l := range links {
 		h, err := datapath.HooksOf(l)
 		if err != nil {
-			if _, gone := netlinksafe.LinkByName(l.Attrs().Name); gone != nil {
+			if _, gone := netlink.LinkByIndex(l.Attrs().Index); gone != nil {
 				continue
 			}
 			return nil, err
 		}
 		if datapath.IsOurs(h.XDP) || slices.ContainsFunc(append(h.Ingress, h.Egress...), datapath.IsOurs) {
-			all[l.Attrs().Name] = h
+			all = append(all, armedLink{l, h})
 		}
 	}
 	return all, nil
@@ -267,8 +277,8 @@ func (a *app) takeOff(rep *install.Report) error {
 	if err != nil {
 		return err
 	}
-	for name := range armed {
-		rep.Steps = append(rep.Steps, install.Step{Do: install.Remove, What: "fast path of " + name})
+	for _, l := range armed {
+		rep.Steps = append(rep.Steps, install.Step{Do: install.Remove, What: "fast path of " + l.Attrs().Name})
 	}
 	return nil
 }

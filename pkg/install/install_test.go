@@ -217,6 +217,7 @@ func TestInstallRefuses(t *testing.T) {
 		{"no plugins", list(`{"cniVersion": "1.1.0", "name": "pods"}`), []string{`"plugins"`, "xveth"}},
 		{"none of ours", list(ptpText), []string{`"plugins"`, "xveth"}},
 		{"chain with an old version", list(`{"cniVersion": "0.2.0", "name": "pods", "plugins": [{"type": "ptp"}, {"type": "xveth-chain"}]}`), []string{"plugins[1]", `"cniVersion"`, "0.2.0"}},
+		{"chain with an unknown key", list(`{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "ptp"}, {"type": "xveth-chain", "requird": true}]}`), []string{"plugins[1]", `"requird"`, `"required"`}},
 		{"half a list", list(`{"cniVersion": "1.1.0", "name": "pods", "plugins": [`), []string{"network list"}},
 		{"text behind the list", list(strings.Replace(ours, "%", "", 1) + "}"), []string{"network list"}},
 		{"a list too large", list(strings.Replace(ours, "%", "", 1) + strings.Repeat(" ", maxList)), []string{"bytes, want at most"}},

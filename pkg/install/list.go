@@ -124,8 +124,9 @@ func checkPlugin(list *libcni.NetworkConfigList, p *libcni.PluginConfig) error {
 	if err != nil {
 		return err
 	}
-	if p.Network.Type != mainPlugin {
-		return checkVersion(list.CNIVersion)
+	if p.Network.Type == chainPlugin {
+		_, err := netconf.ParseChained(p.Bytes, "")
+		return err
 	}
 	conf, err := netconf.Parse(p.Bytes, "")
 	if err != nil {
@@ -133,13 +134,6 @@ func checkPlugin(list *libcni.NetworkConfigList, p *libcni.PluginConfig) error {
 	}
 	_, err = ipam.Subnets(conf)
 	return err
-}
-
-func checkVersion(v string) error {
-	if !slices.Contains(netconf.Versions(), v) {
-		return fmt.Errorf("check \"cniVersion\": %q is not supported, want one of %v", v, netconf.Versions())
-	}
-	return nil
 }
 
 // checkTwice finds a key that is given twice, of which libcni would take the last and

@@ -79,7 +79,7 @@ func newRoot() *cobra.Command {
 			needRoot(c)
 		}
 	}
-	root.AddCommand(newBench())
+	root.AddCommand(newBench(), a.newInstall(), a.newUninstall())
 	return root
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/xveth/xveth/pkg/bench"
+	"github.com/xveth/xveth/pkg/bench/result"
 )
 
 func newBench() *cobra.Command {
@@ -75,7 +76,7 @@ func newBenchRun() *cobra.Command {
 	return c
 }
 
-func writeReport(w io.Writer, r bench.Report) error {
+func writeReport(w io.Writer, r result.Result) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(t, "PATH\tMETRIC\tUNIT\tMEDIAN\tMIN\tMAX")
 	for _, row := range r.Rows {

@@ -26,8 +26,12 @@ const burst = 1 << 16
 // UDPFlows describes packets that the generator sends from the remote host's address.
 type UDPFlows struct {
 	Src, Dst netip.AddrPort
-	// Flows is how many source ports are used in turn, counting up from that of Src.
+	// Flows is how many source ports are used in turn, counting up from that of Src. Behind
+	// the last port the next address follows, with the same ports.
 	Flows int
+	// Dsts is how many destination addresses are used in turn, counting up from that of
+	// Dst.
+	Dsts int
 	// Size of the frame in bytes, without its checksum (FCS).
 	Size int
 	// NoChecksum leaves the UDP checksum out (IPv4 only).
@@ -42,6 +46,9 @@ type Generator struct {
 	rig   *Rig
 	objs  *bpf.RigObjects
 	frame []byte
+
+	// Batch is how many frames the wire hands over at once; 0 means the kernel's choice.
+	Batch uint32
 }
 
 // NewGenerator prepares a generator. Close releases it.
@@ -70,6 +77,7 @@ func (r *Rig) NewGenerator(f UDPFlows) (*Generator, error) {
 		g.objs, err = loadRig(map[string]any{
 			"rig_ifindex": uint32(out.Attrs().Index), "rig_hdr": raw,
 			"rig_hdr_len": uint32(hdr), "rig_flows": uint32(max(f.Flows, 1)),
+			"rig_ports": 0x10000 - uint32(f.Src.Port()), "rig_dsts": uint32(max(f.Dsts, 1)),
 			"rig_numbered": f.Numbered,
 		})
 		return err
@@ -89,7 +97,7 @@ func (g *Generator) Send(n int) error {
 }
 
 func (g *Generator) send(n int) error {
-	_, err := g.objs.RigGenerate.Run(&ebpf.RunOptions{Data: g.frame, Repeat: uint32(n), Flags: liveFrames})
+	_, err := g.objs.RigGenerate.Run(&ebpf.RunOptions{Data: g.frame, Repeat: uint32(n), Flags: liveFrames, BatchSize: g.Batch})
 	if err != nil {
 		return fmt.Errorf("generate packets: %w", err)
 	}

@@ -3,6 +3,7 @@
 package demo
 
 import (
+	"context"
 	"net/netip"
 	"time"
 
@@ -29,7 +30,7 @@ func newPacketRun(b *bed) (packetRun, error) {
 		Src: netip.AddrPortFrom(rig.ExtAddr4, firstPort), Dst: netip.AddrPortFrom(b.a.Addr4, sinkPort),
 		Flows: packetFlows, Size: frameSize,
 	}
-	if err := traffic.Establish(b.rig, []*rig.Pod{b.a}, f); err != nil {
+	if err := traffic.Establish(b.rig, []*rig.Pod{b.a}, sinkPort, f); err != nil {
 		return packetRun{}, err
 	}
 	sink, err := rig.NewSink(b.a.Host, f.Dst.Port())
@@ -49,6 +50,6 @@ func (p packetRun) measure(for_ time.Duration) (float64, error) {
 	if err := p.WarmUp(for_ / shares); err != nil {
 		return 0, err
 	}
-	c, err := p.Measure(for_)
+	c, err := p.Measure(context.Background(), for_)
 	return c.Rate() / 1e6, err
 }

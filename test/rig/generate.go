@@ -93,10 +93,11 @@ func (g *Generator) Close() { _ = g.objs.Close() }
 
 // Send sends a number of packets.
 func (g *Generator) Send(n int) error {
-	return g.rig.Wire.Do(func() error { return g.send(n) })
+	return g.rig.Wire.Do(func() error { return g.SendHere(n) })
 }
 
-func (g *Generator) send(n int) error {
+// SendHere is Send on the calling thread, which has to be that of the wire.
+func (g *Generator) SendHere(n int) error {
 	_, err := g.objs.RigGenerate.Run(&ebpf.RunOptions{Data: g.frame, Repeat: uint32(n), Flags: liveFrames, BatchSize: g.Batch})
 	if err != nil {
 		return fmt.Errorf("generate packets: %w", err)
@@ -108,7 +109,7 @@ func (g *Generator) send(n int) error {
 func (g *Generator) SendFor(d time.Duration) (sent int, err error) {
 	err = g.rig.Wire.Do(func() error {
 		for end := time.Now().Add(d); time.Now().Before(end); sent += burst {
-			if err := g.send(burst); err != nil {
+			if err := g.SendHere(burst); err != nil {
 				return err
 			}
 		}

@@ -48,6 +48,8 @@ type Options struct {
 	// TxChecksum leaves checksum offload on at the remote host and the uplink, as
 	// between virtual machines; else frames are as on a cable.
 	TxChecksum bool
+	// OneWay drops what the node sends before it reaches the remote host.
+	OneWay bool
 }
 
 // Rig is a remote host, a wire and a node.
@@ -139,7 +141,11 @@ func (r *Rig) layWire() error {
 	if r.opts.TxChecksum {
 		return joinByBridge("w0", "w1")
 	}
-	cut, err := joinWire("w0", "w1")
+	join := joinWire
+	if r.opts.OneWay {
+		join = joinOneWay
+	}
+	cut, err := join("w0", "w1")
 	if err != nil {
 		return err
 	}

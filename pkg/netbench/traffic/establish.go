@@ -26,9 +26,10 @@ const (
 	lostMax = 0.01
 )
 
-// Establish lets every flow be answered once by the pods, so that conntrack holds it for
-// what it is: a connection, and not a new one with every packet.
-func Establish(r *rig.Rig, pods []*rig.Pod, f rig.UDPFlows) (err error) {
+// Establish lets every flow be answered once by the pods, from the port at which they get
+// it, so that conntrack holds it for what it is: a connection, and not a new one with every
+// packet.
+func Establish(r *rig.Rig, pods []*rig.Pod, port uint16, f rig.UDPFlows) (err error) {
 	if err := r.Wire.Do(func() error { return Pin(0) }); err != nil {
 		return err
 	}
@@ -44,7 +45,7 @@ func Establish(r *rig.Rig, pods []*rig.Pod, f rig.UDPFlows) (err error) {
 		}
 	}()
 	for _, p := range pods {
-		e, err := newReader(p.Host, netip.AddrPortFrom(p.Addr4, f.Dst.Port()), greetBuffer, 1, true, echo)
+		e, err := newReader(p.Host, netip.AddrPortFrom(p.Addr4, port), greetBuffer, 1, true, echo)
 		if err != nil {
 			return err
 		}

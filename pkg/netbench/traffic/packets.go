@@ -3,6 +3,7 @@
 package traffic
 
 import (
+	"context"
 	"errors"
 	"time"
 
@@ -18,6 +19,7 @@ type Counter interface {
 
 // Packets are UDP packets that a rig's generator sends from the wire into the uplink.
 type Packets struct {
+	rig   *rig.Rig
 	gen   *rig.Generator
 	sink  Counter
 	burst int
@@ -34,7 +36,7 @@ func NewPackets(r *rig.Rig, f rig.UDPFlows, batch int, sink Counter) (*Packets, 
 		return nil, err
 	}
 	gen.Batch = uint32(batch)
-	return &Packets{gen: gen, sink: sink}, nil
+	return &Packets{rig: r, gen: gen, sink: sink}, nil
 }
 
 // Close ends the generator and the counter.
@@ -63,22 +65,35 @@ func (p *Packets) WarmUp(d time.Duration) error {
 type Counted struct {
 	Sent, Arrived uint64
 	Took          time.Duration
+	// CPU is the processor time of generator, node and pod, as far as they run on the
+	// generator's processor. Other work on the machine is not in it.
+	CPU time.Duration
 }
 
 // Rate is packets a second that arrived.
 func (c Counted) Rate() float64 { return float64(c.Arrived) / c.Took.Seconds() }
 
 // Measure sends for some time, in bursts as long as WarmUp took.
-func (p *Packets) Measure(d time.Duration) (c Counted, err error) {
+func (p *Packets) Measure(ctx context.Context, d time.Duration) (c Counted, err error) {
 	before, err := p.sink.Packets()
 	if err != nil {
 		return c, err
 	}
-	for start := time.Now(); c.Took < d; c.Took = time.Since(start) {
-		if err := p.gen.Send(p.burst); err != nil {
-			return c, err
+	err = p.rig.Wire.Do(func() error {
+		cpu, err := threadTime()
+		if err != nil {
+			return err
 		}
-		c.Sent += uint64(p.burst)
+		soft := softirqTime()
+		if err := p.sendFor(ctx, d, &c); err != nil {
+			return err
+		}
+		now, err := threadTime()
+		c.CPU = now - cpu + softirqTime() - soft
+		return err
+	})
+	if err != nil {
+		return c, err
 	}
 	after, err := p.sink.Packets()
 	if err != nil {
@@ -88,4 +103,17 @@ func (p *Packets) Measure(d time.Duration) (c Counted, err error) {
 		return c, errors.New("no packet arrived")
 	}
 	return c, nil
+}
+
+func (p *Packets) sendFor(ctx context.Context, d time.Duration, c *Counted) error {
+	for start := time.Now(); c.Took < d; c.Took = time.Since(start) {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := p.gen.SendHere(p.burst); err != nil {
+			return err
+		}
+		c.Sent += uint64(p.burst)
+	}
+	return nil
 }

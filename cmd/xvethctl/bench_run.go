@@ -72,6 +72,7 @@ func (b *benchRun) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&b.Rules, "rules", netbench.DefaultRules, "`rules` of the node: none, masquerade, services=N, forward=N")
 	f.StringVar(&b.Sink, "sink", netbench.DefaultSink, "`where` packets end in the pod: drop (its raw table), socket (a program)")
 	f.IntVar(&b.Pods, "pods", netbench.DefaultPods, "`number` of pods on the node")
+	f.IntVar(&b.Parallel, "parallel", netbench.DefaultParallel, "`number` of CNI operations at once")
 	f.IntVar(&b.Cores, "cores", 1, "2 to give both ends of a conversation a processor of their own")
 	f.DurationVar(&b.Revalidate, "revalidate", 0, "`interval` of xveth's confirmations (default: the plugin's)")
 	f.StringVar(&b.Congestion, "congestion", "", "`name` of TCP's congestion control (default: the machine's)")
@@ -115,12 +116,9 @@ func (b *benchRun) run(cmd *cobra.Command, name string) (result.Result, error) {
 	if slices.Contains(bench.Scenarios(), name) {
 		return b.runLibrary(cmd.Flags(), name, progress)
 	}
-	for _, flag := range []struct {
-		name string
-		to   *int
-	}{{"flows", &b.Flows}} {
-		if !cmd.Flags().Changed(flag.name) {
-			*flag.to = 0 // the scenario's own default
+	for name, to := range map[string]*int{"flows": &b.Flows, "pods": &b.Pods} {
+		if !cmd.Flags().Changed(name) {
+			*to = 0 // the scenario's own default
 		}
 	}
 	if err := b.findPlugins(); err != nil {

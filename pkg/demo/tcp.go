@@ -19,11 +19,11 @@ func (b *bed) transfer(from, to *rig.Host, at netip.Addr, for_ time.Duration) (f
 		return 0, err
 	}
 	defer p.Close()
-	received, took, err := p.Transfer(for_, 0)
+	m, err := traffic.Transfer([]*traffic.Pair{p}, for_, 0)
 	if err != nil {
 		return 0, err
 	}
-	return float64(received) * 8 / took.Seconds() / 1e9, nil
+	return m.Gbit() / m.Took.Seconds(), nil
 }
 
 // roundTrips bounces one byte for some time and returns the median round trip in
@@ -34,10 +34,10 @@ func (b *bed) roundTrips(from, to *rig.Host, at netip.Addr, for_ time.Duration) 
 		return 0, err
 	}
 	defer p.Close()
-	all, err := p.RoundTrips(for_, 0)
+	trips, err := p.RoundTrips(for_, 0)
 	if err != nil {
 		return 0, err
 	}
-	slices.Sort(all)
+	all := slices.Sorted(slices.Values(trips.Times))
 	return float64(all[len(all)/2].Nanoseconds()) / 1e3, nil
 }

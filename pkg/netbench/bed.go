@@ -21,7 +21,7 @@ const cleanUpWithin = 30 * time.Second
 
 // bed is a rig with pods, on which one path is measured.
 type bed struct {
-	path string
+	path path
 	rig  *rig.Rig
 	net  *rig.Network
 	pods []*rig.Pod
@@ -44,21 +44,31 @@ func newBed(ctx context.Context, name string, o *Options, want bedOptions) (*bed
 	if !ok {
 		return nil, unknownPath(name)
 	}
+	return newBedOf(ctx, p, o, want)
+}
+
+func newBedOf(ctx context.Context, p path, o *Options, want bedOptions) (*bed, error) {
 	dirs := strings.Join([]string{o.Plugins, o.Reference}, string(os.PathListSeparator))
 	r, err := rig.New(rig.Options{Plugins: dirs, OneWay: want.oneWay})
 	if err != nil {
 		return nil, err
 	}
-	b := &bed{path: name, rig: r}
-	if err := b.build(ctx, &p, o, want); err != nil {
-		return nil, errors.Join(fmt.Errorf("make the bed of %s: %w", name, err), b.close())
+	b := &bed{path: p, rig: r}
+	if err := b.build(ctx, o, want); err != nil {
+		return nil, errors.Join(fmt.Errorf("make the bed of %s: %w", p.name, err), b.close())
 	}
 	return b, nil
 }
 
-func (b *bed) build(ctx context.Context, p *path, o *Options, want bedOptions) error {
+func (b *bed) build(ctx context.Context, o *Options, want bedOptions) error {
+	p := b.path
 	if err := o.rules.Apply(ctx, b.rig.Node); err != nil {
 		return err
+	}
+	if p.before != nil {
+		if err := p.before(ctx, b.rig.Node, o); err != nil {
+			return err
+		}
 	}
 	conflist, err := json.Marshal(map[string]any{
 		"cniVersion": "1.0.0", "name": "bench", "plugins": append(p.plugins(o), want.more...),

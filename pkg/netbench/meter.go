@@ -140,11 +140,8 @@ func (m *meter) readDrops() (map[string]uint64, error) {
 		return all, nil
 	}
 	b := m.bed
-	for _, h := range []struct {
-		name string
-		host *rig.Host
-	}{{"remote", b.rig.Ext}, {"wire", b.rig.Wire}, {"node", b.rig.Node}} {
-		if err := h.host.Do(func() error { return linkDrops(h.name, note) }); err != nil {
+	for _, h := range []*rig.Host{b.rig.Ext, b.rig.Wire, b.rig.Node} {
+		if err := h.Do(func() error { return linkDrops(h.Name, note) }); err != nil {
 			return nil, err
 		}
 	}
@@ -160,23 +157,34 @@ func (m *meter) readDrops() (map[string]uint64, error) {
 // podsLookedAt is of how many pods the lost packets are counted; traffic goes to the first.
 const podsLookedAt = 2
 
-// linkDrops reads the interfaces of the calling thread's namespace. Those of pods on the
-// node count as one place.
+// linkDrops reads the interfaces of the calling thread's namespace. What a pair of veths
+// loses between its ends, where the ring of the other is full, counts at the sending end.
+// Those of pods on the node count as one place.
 func linkDrops(host string, note func(string, uint64)) error {
 	links, err := netlinksafe.LinkList()
 	if err != nil {
-		return fmt.Errorf("read interfaces of the %s: %w", host, err)
+		return fmt.Errorf("read interfaces of %q: %w", host, err)
 	}
 	for _, l := range links {
 		s, name := l.Attrs().Statistics, l.Attrs().Name
-		if s == nil || name == "lo" {
+		if s == nil || l.Type() != "veth" {
 			continue
 		}
-		if host == "node" && name != rig.Uplink {
-			name = "pods"
+		switch {
+		case name == rig.WireNode:
+			name = "wire to uplink"
+		case name == rig.WireExt:
+			name = "wire to remote host"
+		case name == rig.ExtDev:
+			name = "remote host to wire"
+		case host == "pod":
+			name = "pod to node"
+		case name == rig.Uplink:
+			name = "uplink to wire"
+		default:
+			name = "node to pod"
 		}
-		note(fmt.Sprintf("%s %s rx", host, name), s.RxDropped)
-		note(fmt.Sprintf("%s %s tx", host, name), s.TxDropped)
+		note(name, s.TxDropped)
 	}
 	return nil
 }

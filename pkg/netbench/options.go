@@ -21,6 +21,7 @@ const (
 	DefaultRules    = "masquerade"
 	DefaultSink     = SinkDrop
 	DefaultPods     = 1
+	DefaultParallel = 1
 )
 
 // Limits of the options.
@@ -35,6 +36,8 @@ const (
 	MaxFlows = 16_000_000
 	// MaxPods is what a node usually takes, with some room.
 	MaxPods = 300
+	// MaxParallel is more than any runtime starts at once.
+	MaxParallel = 64
 )
 
 // Where packets end in the pod.
@@ -73,6 +76,8 @@ type Options struct {
 	Sink string
 	// Pods on the node.
 	Pods int
+	// Parallel is how many operations run at once.
+	Parallel int
 	// Cores is 2 to give each end of a conversation a processor of its own.
 	Cores int
 	// Revalidate is the interval of xveth's confirmations; 0 leaves it alone.
@@ -96,7 +101,9 @@ func (o *Options) fill(s *scenario) error {
 	setDefault(&o.Flows, DefaultFlows)
 	setDefault(&o.Rules, DefaultRules)
 	setDefault(&o.Sink, DefaultSink)
+	setDefault(&o.Pods, s.pods)
 	setDefault(&o.Pods, DefaultPods)
+	setDefault(&o.Parallel, DefaultParallel)
 	setDefault(&o.Cores, 1)
 	if len(o.Paths) == 0 {
 		o.Paths = s.paths
@@ -123,6 +130,7 @@ func (o *Options) check(s *scenario) error {
 		{"size", o.Size, MinSize, MaxSize},
 		{"flows", o.Flows, 1, MaxFlows},
 		{"pods", o.Pods, 1, MaxPods},
+		{"parallel", o.Parallel, 1, MaxParallel},
 		{"cores", o.Cores, 1, 2},
 	} {
 		if r.v < r.lo || r.v > r.hi {
@@ -154,6 +162,7 @@ func (o *Options) check(s *scenario) error {
 func (o *Options) params(s *scenario) map[string]any {
 	all := map[string]any{
 		"size": o.Size, "flows": o.Flows, "rules": o.Rules, "sink": o.Sink, "pods": o.Pods, "cores": o.Cores,
+		"parallel":   o.Parallel,
 		"revalidate": o.Revalidate.String(), "congestion": o.Congestion,
 	}
 	out := map[string]any{"rounds": o.Rounds, "duration": o.Duration.String()}
@@ -162,6 +171,9 @@ func (o *Options) params(s *scenario) map[string]any {
 			continue
 		}
 		out[name] = all[name]
+	}
+	if s.published != nil {
+		out["published"] = s.published
 	}
 	return out
 }

@@ -3,6 +3,7 @@
 package netbench
 
 import (
+	"context"
 	"fmt"
 	"strings"
 
@@ -15,10 +16,12 @@ const (
 	pathBridge       = "bridge"
 	pathXveth        = "xveth"
 	pathXvethTCX     = "xveth-tcx"
+	pathXvethXDP     = "xveth-xdp"
 	pathXvethOff     = "xveth-off"
 	pathRedirect     = "redirect"
 	pathRedirectPeer = "redirect-peer"
 	pathLimit        = "limit"
+	pathVeth         = "veth"
 )
 
 // podNet holds the pods. The rig's own network is too small for the largest node.
@@ -29,7 +32,9 @@ type plugin map[string]any
 
 // path is a way from one end to the other.
 type path struct {
-	about string
+	name, about string
+	// before, if set, prepares the node.
+	before func(ctx context.Context, node *rig.Host, o *Options) error
 	// plugins make the pods' network.
 	plugins func(o *Options) []plugin
 	// after, if set, changes a bed that is otherwise complete.
@@ -38,27 +43,38 @@ type path struct {
 	blind bool
 }
 
-var paths = map[string]path{
+var paths = named(map[string]path{
 	pathPTP:      {about: "the reference plugin ptp", plugins: ptp},
 	pathBridge:   {about: "the reference plugin bridge", plugins: bridge},
 	pathXveth:    {about: "xveth, the uplink driven by XDP", plugins: xveth("auto", "xdp")},
 	pathXvethTCX: {about: "xveth, the uplink driven by tcx", plugins: xveth("tcx", "tcx")},
+	pathXvethXDP: {about: "xveth, XDP on host veths too", plugins: xveth("xdp", "xdp")},
 	pathXvethOff: {about: "xveth's plain veth: the fast path is off", plugins: xveth("off", "off")},
+	pathVeth:     {about: "a plain veth", plugins: plainVeth, blind: true},
 	pathRedirect: {
 		about:   "a redirect by XDP that checks nothing",
-		plugins: xveth("off", "off"), blind: true,
+		plugins: plainVeth, blind: true,
 		after: func(b *bed) error { return b.redirect(false) },
 	},
 	pathRedirectPeer: {
 		about:   "tc redirect_peer that checks nothing",
-		plugins: xveth("off", "off"), blind: true,
+		plugins: plainVeth, blind: true,
 		after: func(b *bed) error { return b.redirect(true) },
 	},
 	pathLimit: {
 		about:   "generator, and drop by XDP on the uplink",
-		plugins: xveth("off", "off"), blind: true,
+		plugins: plainVeth, blind: true,
 		after: func(b *bed) error { return b.verdict(b.rig.Node, rig.Uplink, rig.Verdict{Action: rig.XDPDrop}) },
 	},
+})
+
+// named tells each path the name that it is known by.
+func named(all map[string]path) map[string]path {
+	for name, p := range all {
+		p.name = name
+		all[name] = p
+	}
+	return all
 }
 
 func ipam() map[string]any {
@@ -82,15 +98,26 @@ func bridge(o *Options) []plugin {
 // xveth is the plugin with one mode for pods and another for the uplink.
 func xveth(pods, uplink string) func(o *Options) []plugin {
 	return func(o *Options) []plugin {
-		fast := map[string]any{"mode": pods, "maxFlows": maxFlows(o.Flows)}
-		if o.Revalidate > 0 {
-			fast["revalidate"] = o.Revalidate.String()
-		}
 		return []plugin{{
-			"type": "xveth", "ipMasq": o.rules.Masquerade, "ipam": ipam(), "fastPath": fast,
+			"type": "xveth", "ipMasq": o.rules.Masquerade, "ipam": ipam(), "fastPath": fastPath(pods, o),
 			"uplinks": []any{map[string]any{"name": rig.Uplink, "mode": uplink}},
 		}}
 	}
+}
+
+// plainVeth is a pair as other plugins make it, on which XDP of any kind can be attached.
+func plainVeth(o *Options) []plugin {
+	all := xveth("off", "off")(o)
+	all[0]["localMTU"] = "off"
+	return all
+}
+
+func fastPath(mode string, o *Options) map[string]any {
+	fast := map[string]any{"mode": mode, "maxFlows": maxFlows(o.Flows)}
+	if o.Revalidate > 0 {
+		fast["revalidate"] = o.Revalidate.String()
+	}
+	return fast
 }
 
 // Limits of fastPath.maxFlows: the plugin's default and its maximum.

@@ -20,8 +20,10 @@ type scenario struct {
 	uses []string
 	// paths are measured when none are named, more can be.
 	paths, more []string
-	// flows is the default number of them, if not DefaultFlows.
-	flows int
+	// flows and pods are their default numbers, if not DefaultFlows and DefaultPods.
+	flows, pods int
+	// published, if set, is what its ratios are shown beside.
+	published *published
 	// open makes what measures one path.
 	open func(ctx context.Context, path string, o *Options) (runner, error)
 	// prepare, if set, changes the machine for the time of the run.

@@ -4,5 +4,11 @@ package netbench
 
 // scenarios in the order in which they are listed.
 var scenarios = []*scenario{
-	uplinkToPod,
+	uplinkToPod, podToUplink, podToPodTCP, podToPodRR, uplinkRR, connRate, udpOneshot, hostPort, clusterIP,
+	chainOf("ptp"), chainOf("bridge"), chainOf("flannel"),
+	cniAddDel, scale, memory, cpuPerGbit, twoCore,
+	seedXDPPass, seedRedirectDrop, seedXDPTx, seedMultibuffer,
 }
+
+// networks are the paths of whole networks, without limits.
+var networks = []string{pathPTP, pathBridge, pathXvethOff, pathXveth, pathXvethTCX}

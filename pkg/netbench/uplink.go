@@ -47,6 +47,9 @@ var uplinkToPod = &scenario{
 	prepare: roomForFlows,
 }
 
+// aim says where packets for a bed's pod go.
+type aim func(context.Context, *bed) (netip.AddrPort, error)
+
 // toPod aims at the first pod.
 func toPod(_ context.Context, b *bed) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(b.pod().Addr4, sinkPort), nil
@@ -60,8 +63,16 @@ type uplinkRun struct {
 }
 
 // openUplink makes a bed, and packets for it that go to an address.
-func openUplink(ctx context.Context, path string, o *Options, want bedOptions, dst func(context.Context, *bed) (netip.AddrPort, error)) (runner, error) {
-	b, err := newBed(ctx, path, o, want)
+func openUplink(ctx context.Context, path string, o *Options, want bedOptions, dst aim) (runner, error) {
+	p, ok := paths[path]
+	if !ok {
+		return nil, unknownPath(path)
+	}
+	return openUplinkOn(ctx, p, o, want, dst)
+}
+
+func openUplinkOn(ctx context.Context, p path, o *Options, want bedOptions, dst aim) (runner, error) {
+	b, err := newBedOf(ctx, p, o, want)
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +92,7 @@ func (b *bed) newPackets(o *Options, dst netip.AddrPort, batch int) (*traffic.Pa
 	f := rig.UDPFlows{
 		Src: netip.AddrPortFrom(benchAddr, firstPort), Dst: dst, Flows: o.Flows, Size: o.Size,
 	}
-	if !paths[b.path].blind {
+	if !b.path.blind {
 		if err := traffic.Establish(b.rig, b.pods[:1], sinkPort, f); err != nil {
 			return nil, err
 		}
@@ -101,7 +112,7 @@ func (b *bed) newPackets(o *Options, dst netip.AddrPort, batch int) (*traffic.Pa
 // newSink is where packets end.
 func (b *bed) newSink(o *Options) (traffic.Counter, error) {
 	switch {
-	case b.path == pathLimit:
+	case b.path.name == pathLimit:
 		return traffic.NewLinkCounter(b.rig.Node, rig.Uplink), nil
 	case o.Sink == SinkSocket:
 		return traffic.NewSocketSink(b.pod().Host, netip.AddrPortFrom(b.pod().Addr4, sinkPort), 1)

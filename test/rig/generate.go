@@ -70,7 +70,7 @@ func (r *Rig) NewGenerator(f UDPFlows) (*Generator, error) {
 	copy(raw[:], frame[:hdr])
 	g := &Generator{rig: r, frame: frame}
 	err = r.Wire.Do(func() error {
-		out, err := netlink.LinkByName("w1")
+		out, err := netlink.LinkByName(WireNode)
 		if err != nil {
 			return err
 		}

@@ -23,6 +23,7 @@ import (
 type Network struct {
 	rig  *Rig
 	cni  *libcni.CNIConfig
+	exec *nodeExec
 	list *libcni.NetworkConfigList
 	caps map[string]any
 }
@@ -35,10 +36,10 @@ func (r *Rig) NewNetwork(conflist []byte, caps map[string]any) (*Network, error)
 		return nil, fmt.Errorf("read the network: %w", err)
 	}
 	// The cache is on the node's own file system.
-	cache := r.Node.Path("/var/lib/cni")
+	cache, exec := r.Node.Path("/var/lib/cni"), &nodeExec{node: r.Node}
 	return &Network{
-		rig: r, list: list, caps: caps,
-		cni: libcni.NewCNIConfigWithCacheDir(filepath.SplitList(r.opts.Plugins), cache, &nodeExec{node: r.Node}),
+		rig: r, list: list, caps: caps, exec: exec,
+		cni: libcni.NewCNIConfigWithCacheDir(filepath.SplitList(r.opts.Plugins), cache, exec),
 	}, nil
 }
 
@@ -65,6 +66,25 @@ func (n *Network) Del(ctx context.Context, p *Pod) error {
 		return fmt.Errorf("delete pod %q: %w", p.ID, err)
 	}
 	return nil
+}
+
+// Exec runs the first plugin of the list by itself, as libcni would, with one verb for a
+// pod's namespace.
+func (n *Network) Exec(ctx context.Context, verb string, p *Pod) error {
+	first := n.list.Plugins[0]
+	path, err := n.exec.FindInPath(first.Network.Type, filepath.SplitList(n.rig.opts.Plugins))
+	if err != nil {
+		return err
+	}
+	conf, err := libcni.InjectConf(first, map[string]any{"name": n.list.Name, "cniVersion": n.list.CNIVersion})
+	if err != nil {
+		return err
+	}
+	args := invoke.Args{
+		Command: verb, ContainerID: p.ID, NetNS: p.Netns, IfName: PodDev, Path: n.rig.opts.Plugins,
+	}
+	_, err = n.exec.ExecPlugin(ctx, path, conf.Bytes, args.AsEnv())
+	return err
 }
 
 // FindHostDev sets HostDev to the node's end of the pod's pair, whoever made it.

@@ -125,6 +125,11 @@ COMMIT
 `, from.Addr(), from.Port(), to))
 }
 
+// Masquerade hides a network behind the node, by iptables.
+func Masquerade(ctx context.Context, node *rig.Host, subnet string) error {
+	return restore(ctx, node, fmt.Sprintf("*nat\n-A POSTROUTING -s %s ! -d %s -j MASQUERADE\nCOMMIT\n", subnet, subnet))
+}
+
 // services are Services with one endpoint each, none of which the traffic is for.
 func services(n int) string {
 	var chains, jumps, targets strings.Builder

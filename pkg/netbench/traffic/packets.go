@@ -5,6 +5,7 @@ package traffic
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/xveth/xveth/test/rig"
@@ -23,6 +24,10 @@ type Packets struct {
 	gen   *rig.Generator
 	sink  Counter
 	burst int
+
+	// Poller, if set, is the thread whose processor time is taken instead of the
+	// generator's: that of a kernel thread that polls the uplink.
+	Poller int
 }
 
 // NewPackets prepares packets that the sink counts. The thread that generates does all
@@ -74,26 +79,27 @@ type Counted struct {
 func (c Counted) Rate() float64 { return float64(c.Arrived) / c.Took.Seconds() }
 
 // Measure sends for some time, in bursts as long as WarmUp took.
-func (p *Packets) Measure(ctx context.Context, d time.Duration) (c Counted, err error) {
+func (p *Packets) Measure(ctx context.Context, d time.Duration) (Counted, error) {
+	return p.MeasureBursts(ctx, d, p.burst, func() error { return nil })
+}
+
+// MeasureBursts sends for some time, a burst at a time. What is done between two bursts is
+// not measured.
+func (p *Packets) MeasureBursts(ctx context.Context, d time.Duration, burst int, between func() error) (c Counted, err error) {
 	before, err := p.sink.Packets()
 	if err != nil {
 		return c, err
 	}
-	err = p.rig.Wire.Do(func() error {
-		cpu, err := threadTime()
-		if err != nil {
-			return err
+	for c.Took < d {
+		if err := ctx.Err(); err != nil {
+			return c, err
 		}
-		soft := softirqTime()
-		if err := p.sendFor(ctx, d, &c); err != nil {
-			return err
+		if err := p.rig.Wire.Do(func() error { return p.sendBurst(burst, &c) }); err != nil {
+			return c, err
 		}
-		now, err := threadTime()
-		c.CPU = now - cpu + softirqTime() - soft
-		return err
-	})
-	if err != nil {
-		return c, err
+		if err := between(); err != nil {
+			return c, err
+		}
 	}
 	after, err := p.sink.Packets()
 	if err != nil {
@@ -105,15 +111,28 @@ func (p *Packets) Measure(ctx context.Context, d time.Duration) (c Counted, err 
 	return c, nil
 }
 
-func (p *Packets) sendFor(ctx context.Context, d time.Duration, c *Counted) error {
-	for start := time.Now(); c.Took < d; c.Took = time.Since(start) {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if err := p.gen.SendHere(p.burst); err != nil {
-			return err
-		}
-		c.Sent += uint64(p.burst)
+// sendBurst sends on the wire's thread.
+func (p *Packets) sendBurst(n int, c *Counted) error {
+	cpu, err := p.cpuTime()
+	if err != nil {
+		return err
 	}
-	return nil
+	start := time.Now()
+	if err := p.gen.SendHere(n); err != nil {
+		return err
+	}
+	c.Took += time.Since(start)
+	c.Sent += uint64(n)
+	now, err := p.cpuTime()
+	c.CPU += now - cpu
+	return err
+}
+
+// cpuTime is the processor time of what is measured, so far.
+func (p *Packets) cpuTime() (time.Duration, error) {
+	if p.Poller != 0 {
+		return schedTime(fmt.Sprintf("/proc/%d", p.Poller)), nil
+	}
+	t, err := threadTime()
+	return t + softirqTime(1), err
 }

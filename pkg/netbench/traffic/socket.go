@@ -46,9 +46,9 @@ func udpSocket(bind, connect netip.AddrPort, buffer int) (fd int, err error) {
 
 // reader is a socket on a host that a thread of its own reads from.
 type reader struct {
-	n    atomic.Uint64
-	stop atomic.Bool
-	done <-chan error
+	n      atomic.Uint64
+	stop   atomic.Bool
+	thread *thread
 }
 
 // newReader reads datagrams on a processor, and calls each for what one system call gave.
@@ -62,7 +62,7 @@ func newReader(h *rig.Host, at netip.AddrPort, buffer, cpu int, names bool, each
 		return nil, fmt.Errorf("%s: read %s: %w", h.Name, at, err)
 	}
 	r := &reader{}
-	r.done = OnThread(cpu, func() error {
+	r.thread = onThread(cpu, func() error {
 		defer unix.Close(fd)
 		for m := newMessages(datagramMax, names); !r.stop.Load(); {
 			m.reset()
@@ -89,7 +89,8 @@ func (r *reader) Packets() (uint64, error) { return r.n.Load(), nil }
 // Close ends the reader.
 func (r *reader) Close() error {
 	r.stop.Store(true)
-	return <-r.done
+	_, err := wait(r.thread)
+	return err
 }
 
 // NewSocketSink counts what a program on a host can read from a socket, on a processor.
@@ -150,9 +151,11 @@ func (s *Sender) Greet() error {
 	return nil
 }
 
-// Send sends for some time on the first processor and returns how many datagrams.
-func (s *Sender) Send(d time.Duration) (sent uint64, err error) {
-	err = <-OnThread(0, func() error {
+// Send sends for some time on the first processor. It returns how many datagrams that
+// were, and the processor time of all that was done for them there.
+func (s *Sender) Send(d time.Duration) (sent uint64, cpu time.Duration, err error) {
+	soft := softirqTime(1)
+	cpu, err = wait(onThread(0, func() error {
 		for end := time.Now().Add(d); time.Now().Before(end); {
 			for _, fd := range s.fds {
 				n, err := s.m.send(fd, atOnce)
@@ -163,6 +166,6 @@ func (s *Sender) Send(d time.Duration) (sent uint64, err error) {
 			}
 		}
 		return nil
-	})
-	return sent, err
+	}))
+	return sent, cpu + softirqTime(1) - soft, err
 }

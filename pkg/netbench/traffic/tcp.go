@@ -89,67 +89,115 @@ func blocking(c *net.TCPConn) (int, error) {
 	return out, errors.Join(err, failed)
 }
 
-// Transfer sends as much as it can for some time, and returns the bytes that the receiver
-// got and how long it took. The receiver runs on processor reader, the sender on the
-// first.
-func (p *Pair) Transfer(d time.Duration, reader int) (received int64, took time.Duration, err error) {
-	reading := OnThread(reader, func() error {
-		buf := make([]byte, writeSize)
-		start := time.Now()
-		for {
-			n, err := retry(func() (int, error) { return unix.Read(p.to, buf) })
-			if err != nil || n == 0 {
-				took = time.Since(start)
-				return err
-			}
-			received += int64(n)
-		}
-	})
-	writing := OnThread(0, func() error {
-		buf := make([]byte, writeSize)
-		for end := time.Now().Add(d); time.Now().Before(end); {
-			if _, err := retry(func() (int, error) { return unix.Write(p.from, buf) }); err != nil {
-				return err
-			}
-		}
-		return unix.Shutdown(p.from, unix.SHUT_WR)
-	})
-	err = errors.Join(<-writing, <-reading)
-	return received, took, err
+// Moved is what a transfer, or several at once, came to.
+type Moved struct {
+	Bytes int64
+	Took  time.Duration
+	// CPU is the processor time of both ends and of the network between them.
+	CPU time.Duration
 }
 
-// RoundTrips bounces one byte for some time and returns how long each round trip took.
-// The answering end runs on processor answerer, the asking one on the first.
-func (p *Pair) RoundTrips(d time.Duration, answerer int) (all []time.Duration, err error) {
-	answering := OnThread(answerer, func() error {
-		buf := make([]byte, 1)
-		for {
-			if n, err := one(unix.Read, p.to, buf); err != nil || n == 0 {
-				return err
-			}
-			if _, err := one(unix.Write, p.to, buf); err != nil {
-				return err
-			}
+// Gbit is what was moved, in Gbit.
+func (m Moved) Gbit() float64 { return float64(m.Bytes) * 8 / 1e9 }
+
+// Transfer sends as much as it can for some time by every pair at once, as the receivers
+// see it. They run on processor reader, the senders on the first.
+func Transfer(pairs []*Pair, d time.Duration, reader int) (m Moved, err error) {
+	var all []*thread
+	counts := make([]int64, len(pairs))
+	soft, start := softirqTime(reader+1), time.Now()
+	for i, p := range pairs {
+		all = append(all,
+			onThread(reader, func() error { return p.drain(&counts[i]) }),
+			onThread(0, func() error { return p.fill(d) }))
+	}
+	m.CPU, err = wait(all...)
+	m.Took = time.Since(start)
+	m.CPU += softirqTime(reader+1) - soft
+	for _, n := range counts {
+		m.Bytes += n
+	}
+	return m, err
+}
+
+// fill sends for some time and then says that it is all.
+func (p *Pair) fill(d time.Duration) error {
+	buf := make([]byte, writeSize)
+	for end := time.Now().Add(d); time.Now().Before(end); {
+		if _, err := one(unix.Write, p.from, buf); err != nil {
+			return fmt.Errorf("send by TCP: %w", err)
 		}
-	})
-	asking := OnThread(0, func() error {
-		buf := make([]byte, 1)
-		for end := time.Now().Add(d); ; {
-			start := time.Now()
-			if !start.Before(end) {
-				return unix.Shutdown(p.from, unix.SHUT_WR)
-			}
-			if _, err := one(unix.Write, p.from, buf); err != nil {
-				return err
-			}
-			if n, err := one(unix.Read, p.from, buf); err != nil || n == 0 {
-				return errors.Join(err, io.ErrUnexpectedEOF)
-			}
-			all = append(all, time.Since(start))
+	}
+	return unix.Shutdown(p.from, unix.SHUT_WR)
+}
+
+// drain receives until the other end says that it was all.
+func (p *Pair) drain(received *int64) error {
+	buf := make([]byte, writeSize)
+	for {
+		n, err := one(unix.Read, p.to, buf)
+		if err != nil {
+			return fmt.Errorf("receive by TCP: %w", err)
 		}
+		if n == 0 {
+			return nil
+		}
+		*received += int64(n)
+	}
+}
+
+// Trips are round trips.
+type Trips struct {
+	// Times of the trips, in the order in which they were made.
+	Times []time.Duration
+	Took  time.Duration
+	// CPU is the processor time of both ends and of the network between them.
+	CPU time.Duration
+}
+
+// RoundTrips bounces one byte for some time. The answering end runs on processor answerer,
+// the asking one on the first.
+func (p *Pair) RoundTrips(d time.Duration, answerer int) (t Trips, err error) {
+	soft, start := softirqTime(answerer+1), time.Now()
+	answering := onThread(answerer, p.answer)
+	asking := onThread(0, func() error {
+		var err error
+		t.Times, err = p.ask(d)
+		return err
 	})
-	err = errors.Join(<-asking, <-answering)
-	return all, err
+	t.CPU, err = wait(asking, answering)
+	t.Took = time.Since(start)
+	t.CPU += softirqTime(answerer+1) - soft
+	return t, err
+}
+
+func (p *Pair) answer() error {
+	buf := make([]byte, 1)
+	for {
+		if n, err := one(unix.Read, p.to, buf); err != nil || n == 0 {
+			return err
+		}
+		if _, err := one(unix.Write, p.to, buf); err != nil {
+			return err
+		}
+	}
+}
+
+func (p *Pair) ask(d time.Duration) (all []time.Duration, err error) {
+	buf := make([]byte, 1)
+	for end := time.Now().Add(d); ; {
+		start := time.Now()
+		if !start.Before(end) {
+			return all, unix.Shutdown(p.from, unix.SHUT_WR)
+		}
+		if _, err := one(unix.Write, p.from, buf); err != nil {
+			return nil, err
+		}
+		if n, err := one(unix.Read, p.from, buf); err != nil || n == 0 {
+			return nil, errors.Join(err, io.ErrUnexpectedEOF)
+		}
+		all = append(all, time.Since(start))
+	}
 }
 
 func one(call func(int, []byte) (int, error), fd int, buf []byte) (int, error) {

@@ -16,18 +16,23 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	RigProgRigGenerate = "rig_generate"
-	RigProgRigOrder    = "rig_order"
-	RigProgRigWire     = "rig_wire"
-	RigVarRigArrived   = "rig_arrived"
-	RigVarRigFlows     = "rig_flows"
-	RigVarRigHdr       = "rig_hdr"
-	RigVarRigHdrLen    = "rig_hdr_len"
-	RigVarRigIfindex   = "rig_ifindex"
-	RigVarRigLast      = "rig_last"
-	RigVarRigLate      = "rig_late"
-	RigVarRigNext      = "rig_next"
-	RigVarRigNumbered  = "rig_numbered"
+	RigProgRigGenerate     = "rig_generate"
+	RigProgRigOrder        = "rig_order"
+	RigProgRigRedirect     = "rig_redirect"
+	RigProgRigRedirectPeer = "rig_redirect_peer"
+	RigProgRigWire         = "rig_wire"
+	RigVarRigArrived       = "rig_arrived"
+	RigVarRigDsts          = "rig_dsts"
+	RigVarRigFlows         = "rig_flows"
+	RigVarRigHdr           = "rig_hdr"
+	RigVarRigHdrLen        = "rig_hdr_len"
+	RigVarRigIfindex       = "rig_ifindex"
+	RigVarRigLast          = "rig_last"
+	RigVarRigLate          = "rig_late"
+	RigVarRigMacs          = "rig_macs"
+	RigVarRigNext          = "rig_next"
+	RigVarRigNumbered      = "rig_numbered"
+	RigVarRigPorts         = "rig_ports"
 )
 
 // LoadRig returns the embedded CollectionSpec for Rig.
@@ -72,9 +77,11 @@ type RigSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type RigProgramSpecs struct {
-	RigGenerate *ebpf.ProgramSpec `ebpf:"rig_generate"`
-	RigOrder    *ebpf.ProgramSpec `ebpf:"rig_order"`
-	RigWire     *ebpf.ProgramSpec `ebpf:"rig_wire"`
+	RigGenerate     *ebpf.ProgramSpec `ebpf:"rig_generate"`
+	RigOrder        *ebpf.ProgramSpec `ebpf:"rig_order"`
+	RigRedirect     *ebpf.ProgramSpec `ebpf:"rig_redirect"`
+	RigRedirectPeer *ebpf.ProgramSpec `ebpf:"rig_redirect_peer"`
+	RigWire         *ebpf.ProgramSpec `ebpf:"rig_wire"`
 }
 
 // RigMapSpecs contains maps before they are loaded into the kernel.
@@ -88,14 +95,17 @@ type RigMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type RigVariableSpecs struct {
 	RigArrived  *ebpf.VariableSpec `ebpf:"rig_arrived"`
+	RigDsts     *ebpf.VariableSpec `ebpf:"rig_dsts"`
 	RigFlows    *ebpf.VariableSpec `ebpf:"rig_flows"`
 	RigHdr      *ebpf.VariableSpec `ebpf:"rig_hdr"`
 	RigHdrLen   *ebpf.VariableSpec `ebpf:"rig_hdr_len"`
 	RigIfindex  *ebpf.VariableSpec `ebpf:"rig_ifindex"`
 	RigLast     *ebpf.VariableSpec `ebpf:"rig_last"`
 	RigLate     *ebpf.VariableSpec `ebpf:"rig_late"`
+	RigMacs     *ebpf.VariableSpec `ebpf:"rig_macs"`
 	RigNext     *ebpf.VariableSpec `ebpf:"rig_next"`
 	RigNumbered *ebpf.VariableSpec `ebpf:"rig_numbered"`
+	RigPorts    *ebpf.VariableSpec `ebpf:"rig_ports"`
 }
 
 // RigObjects contains all objects after they have been loaded into the kernel.
@@ -129,29 +139,36 @@ func (m *RigMaps) Close() error {
 // It can be passed to LoadRigObjects or ebpf.CollectionSpec.LoadAndAssign.
 type RigVariables struct {
 	RigArrived  *ebpf.Variable `ebpf:"rig_arrived"`
+	RigDsts     *ebpf.Variable `ebpf:"rig_dsts"`
 	RigFlows    *ebpf.Variable `ebpf:"rig_flows"`
 	RigHdr      *ebpf.Variable `ebpf:"rig_hdr"`
 	RigHdrLen   *ebpf.Variable `ebpf:"rig_hdr_len"`
 	RigIfindex  *ebpf.Variable `ebpf:"rig_ifindex"`
 	RigLast     *ebpf.Variable `ebpf:"rig_last"`
 	RigLate     *ebpf.Variable `ebpf:"rig_late"`
+	RigMacs     *ebpf.Variable `ebpf:"rig_macs"`
 	RigNext     *ebpf.Variable `ebpf:"rig_next"`
 	RigNumbered *ebpf.Variable `ebpf:"rig_numbered"`
+	RigPorts    *ebpf.Variable `ebpf:"rig_ports"`
 }
 
 // RigPrograms contains all programs after they have been loaded into the kernel.
 //
 // It can be passed to LoadRigObjects or ebpf.CollectionSpec.LoadAndAssign.
 type RigPrograms struct {
-	RigGenerate *ebpf.Program `ebpf:"rig_generate"`
-	RigOrder    *ebpf.Program `ebpf:"rig_order"`
-	RigWire     *ebpf.Program `ebpf:"rig_wire"`
+	RigGenerate     *ebpf.Program `ebpf:"rig_generate"`
+	RigOrder        *ebpf.Program `ebpf:"rig_order"`
+	RigRedirect     *ebpf.Program `ebpf:"rig_redirect"`
+	RigRedirectPeer *ebpf.Program `ebpf:"rig_redirect_peer"`
+	RigWire         *ebpf.Program `ebpf:"rig_wire"`
 }
 
 func (p *RigPrograms) Close() error {
 	return _RigClose(
 		p.RigGenerate,
 		p.RigOrder,
+		p.RigRedirect,
+		p.RigRedirectPeer,
 		p.RigWire,
 	)
 }

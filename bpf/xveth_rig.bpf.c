@@ -31,19 +31,40 @@ const volatile bool rig_numbered;
 
 __u32 rig_next;
 
-/* The UDP source port moves on, and the checksum with it. */
-static __always_inline void rig_vary(__u8 *udp, __u32 n)
+/* Source ports that an address has before the flows go on with the next address. */
+const volatile __u32 rig_ports = 1;
+
+/* Destination addresses that the packets go to in turn. */
+const volatile __u32 rig_dsts = 1;
+
+/* A word moves on, and the checksums that cover it with it. */
+static __always_inline void rig_move(__be16 *word, __u32 by, __u16 *ip_check, __u16 *udp_check)
 {
-	__be16 *port = (void *)udp;
-	__u16 *check = (void *)(udp + 6);
-	__be16 next = bpf_htons(bpf_ntohs(*port) + n);
+	__be16 next = bpf_htons(bpf_ntohs(*word) + by);
+	__u32 diff = xv_csum_replace(0, *word, next);
 
-	if (*check) {
-		__u16 c = xv_csum_apply(*check, xv_csum_replace(0, *port, next));
+	if (ip_check)
+		*ip_check = xv_csum_apply(*ip_check, diff);
+	if (*udp_check) {
+		__u16 c = xv_csum_apply(*udp_check, diff);
 
-		*check = c ? c : 0xffff;
+		*udp_check = c ? c : 0xffff;
 	}
-	*port = next;
+	*word = next;
+}
+
+/* The source moves on with every packet, and the destination where there are several. */
+static __always_inline void rig_vary(__u8 *data, bool six, __u32 n)
+{
+	__u16 *ip_check = six ? NULL : (__u16 *)(data + 24);
+	__u16 *udp_check = (__u16 *)(data + (six ? 60 : 40));
+	__u32 flow = n % rig_flows;
+
+	rig_move((__be16 *)(data + (six ? 54 : 34)), flow % rig_ports, NULL, udp_check);
+	if (rig_flows > rig_ports)
+		rig_move((__be16 *)(data + (six ? 36 : 28)), flow / rig_ports, ip_check, udp_check);
+	if (rig_dsts > 1)
+		rig_move((__be16 *)(data + (six ? 52 : 32)), n % rig_dsts, ip_check, udp_check);
 }
 
 /*
@@ -66,8 +87,8 @@ int rig_generate(struct xdp_md *ctx)
 			*(__u16 *)(data + i) = *(const volatile __u16 *)(rig_hdr + i);
 	if (rig_numbered && data + 66 <= (__u8 *)data_end)
 		*(__u32 *)(data + (rig_hdr_len > 42 ? 62 : 42)) = ++rig_next;
-	else if (rig_flows > 1)
-		rig_vary(rig_hdr_len > 42 ? data + 54 : data + 34, rig_next++ % rig_flows);
+	else if (rig_flows > 1 || rig_dsts > 1)
+		rig_vary(data, rig_hdr_len > 42, rig_next++);
 	return bpf_redirect(rig_ifindex, 0);
 }
 
@@ -97,6 +118,44 @@ int rig_order(struct __sk_buff *skb)
 	else
 		rig_last = n;
 	return 2;
+}
+
+/* Destination and source MAC address that rig_redirect and rig_redirect_peer write. */
+const volatile __u8 rig_macs[12] __attribute__((aligned(8)));
+
+static __always_inline bool rig_aim(void *start, void *data_end)
+{
+	__u8 *data = start;
+
+	if (data + 14 > (__u8 *)data_end)
+		return false;
+	if (*(__be16 *)(data + 12) != bpf_htons(0x0800) &&
+	    *(__be16 *)(data + 12) != bpf_htons(0x86dd))
+		return false;
+	*(__u64 *)data = *(const volatile __u64 *)rig_macs;
+	*(__u32 *)(data + 8) = *(const volatile __u32 *)(rig_macs + 8);
+	return true;
+}
+
+/*
+ * Sends whatever is IP to rig_ifindex and checks nothing: what a redirect by XDP can
+ * reach at most.
+ */
+SEC("xdp.frags")
+int rig_redirect(struct xdp_md *ctx)
+{
+	if (!rig_aim((void *)(long)ctx->data, (void *)(long)ctx->data_end))
+		return XDP_PASS;
+	return bpf_redirect(rig_ifindex, 0);
+}
+
+/* The same for skbs, into the network namespace behind rig_ifindex. */
+SEC("tcx/ingress")
+int rig_redirect_peer(struct __sk_buff *skb)
+{
+	if (!rig_aim((void *)(long)skb->data, (void *)(long)skb->data_end))
+		return -1;
+	return bpf_redirect_peer(rig_ifindex, 0);
 }
 
 char rig_license[] SEC("license") = "Dual BSD/GPL";

@@ -59,16 +59,6 @@ func TestRun(t *testing.T) {
 	}
 }
 
-func TestSpread(t *testing.T) {
-	t.Parallel()
-	if s := spread([]float64{3, 1, 2}); s != (Spread{Median: 2, Min: 1, Max: 3}) {
-		t.Errorf("%+v", s)
-	}
-	if s := spread([]float64{4, 1, 2, 3}); s != (Spread{Median: 2.5, Min: 1, Max: 4}) {
-		t.Errorf("%+v", s)
-	}
-}
-
 // The variants that pkg/bulk is measured against are its own source of today.
 func TestVariantsAreUpToDate(t *testing.T) {
 	t.Parallel()

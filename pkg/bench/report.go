@@ -10,6 +10,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/xveth/xveth/pkg/bench/result"
 )
 
 const (
@@ -31,30 +33,6 @@ type Options struct {
 	Progress func(round, rounds int)
 }
 
-// Spread is what the turns of a path gave.
-type Spread struct {
-	Median float64 `json:"median"`
-	Min    float64 `json:"min"`
-	Max    float64 `json:"max"`
-}
-
-// Row is one metric of one path.
-type Row struct {
-	Path   string `json:"path"`
-	Metric string `json:"metric"`
-	Unit   string `json:"unit"`
-	Spread
-	Samples []float64 `json:"samples"`
-}
-
-// Report is the result of a scenario.
-type Report struct {
-	Scenario string            `json:"scenario"`
-	Params   map[string]any    `json:"params"`
-	Rows     []Row             `json:"rows"`
-	Ratios   map[string]Spread `json:"ratios"`
-}
-
 // scenario is a set of paths and the ratios between their rates.
 type scenario struct {
 	paths  []path
@@ -73,14 +51,14 @@ var scenarios = map[string]func() (*scenario, error){
 func Scenarios() []string { return slices.Sorted(maps.Keys(scenarios)) }
 
 // Run measures a scenario.
-func Run(name string, opts Options) (Report, error) {
+func Run(name string, opts Options) (result.Result, error) {
 	build, ok := scenarios[name]
 	if !ok {
-		return Report{}, fmt.Errorf("%q: %w", name, ErrScenario)
+		return result.Result{}, fmt.Errorf("%q: %w", name, ErrScenario)
 	}
 	s, err := build()
 	if err != nil {
-		return Report{}, fmt.Errorf("prepare %s: %w", name, err)
+		return result.Result{}, fmt.Errorf("prepare %s: %w", name, err)
 	}
 	if opts.Rounds <= 0 {
 		opts.Rounds = defaultRounds
@@ -90,16 +68,16 @@ func Run(name string, opts Options) (Report, error) {
 	}
 	rates, err := s.measure(opts)
 	if err != nil {
-		return Report{}, fmt.Errorf("measure %s: %w", name, err)
+		return result.Result{}, fmt.Errorf("measure %s: %w", name, err)
 	}
 	return s.report(name, opts, rates), nil
 }
 
 // report turns the rates of each path's turns into rows and ratios.
-func (s *scenario) report(name string, opts Options, rates map[string][]float64) Report {
-	r := Report{Scenario: name, Params: map[string]any{
+func (s *scenario) report(name string, opts Options, rates map[string][]float64) result.Result {
+	r := result.Result{Scenario: name, Params: map[string]any{
 		"rounds": opts.Rounds, "duration_ms": float64(opts.Duration) / float64(time.Millisecond),
-	}, Ratios: map[string]Spread{}}
+	}, Ratios: map[string]result.Ratio{}}
 	maps.Copy(r.Params, s.params)
 	for _, p := range s.paths {
 		rate := rates[p.name]
@@ -108,28 +86,17 @@ func (s *scenario) report(name string, opts Options, rates map[string][]float64)
 			times[i] = 1e9 / v
 		}
 		r.Rows = append(r.Rows,
-			Row{p.name, "rate", "items/s", spread(rate), rate},
-			Row{p.name, "time", "ns/item", spread(times), times})
+			result.NewRow(p.name, "rate", "items/s", rate),
+			result.NewRow(p.name, "time", "ns/item", times))
 	}
 	for _, q := range s.ratios {
 		over, under := rates[q.over], rates[q.under]
-		quotients, saved := make([]float64, len(over)), make([]float64, len(over))
+		saved := make([]float64, len(over))
 		for i := range over {
-			quotients[i] = over[i] / under[i]
 			saved[i] = 1e9/under[i] - 1e9/over[i]
 		}
-		r.Ratios[q.name] = spread(quotients)
-		r.Rows = append(r.Rows, Row{q.name, "saved", "ns/item", spread(saved), saved})
+		r.Ratios[q.name] = result.NewRatio(over, under, false)
+		r.Rows = append(r.Rows, result.NewRow(q.name, "saved", "ns/item", saved))
 	}
 	return r
-}
-
-func spread(samples []float64) Spread {
-	s := slices.Sorted(slices.Values(samples))
-	mid := len(s) / 2
-	median := s[mid]
-	if len(s)%2 == 0 {
-		median = (s[mid-1] + s[mid]) / 2
-	}
-	return Spread{Median: median, Min: s[0], Max: s[len(s)-1]}
 }

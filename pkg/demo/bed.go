@@ -10,11 +10,8 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/google/nftables"
-	"github.com/google/nftables/binaryutil"
-	"github.com/google/nftables/expr"
-
 	"github.com/xveth/xveth/pkg/datapath"
+	"github.com/xveth/xveth/pkg/netbench/ruleset"
 	"github.com/xveth/xveth/pkg/status"
 	"github.com/xveth/xveth/test/rig"
 )
@@ -52,7 +49,7 @@ func newBed(ctx context.Context, name, plugins string, conf map[string]any) (*be
 }
 
 func (b *bed) fill(ctx context.Context) error {
-	if err := b.rig.Node.Do(addFirewall); err != nil {
+	if err := b.rig.Node.Do(ruleset.Firewall); err != nil {
 		return fmt.Errorf("add the firewall: %w", err)
 	}
 	var err error
@@ -76,37 +73,6 @@ func (b *bed) close() error {
 }
 
 func (b *bed) pods() []*rig.Pod { return []*rig.Pod{b.a, b.b} }
-
-// addFirewall puts the two rules into the forward chain that nearly every node has.
-func addFirewall() error {
-	c, err := nftables.New()
-	if err != nil {
-		return err
-	}
-	t := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "firewall"})
-	chain := c.AddChain(&nftables.Chain{
-		Name: "forward", Table: t, Type: nftables.ChainTypeFilter,
-		Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter,
-	})
-	for _, r := range []struct {
-		states  uint32
-		verdict expr.VerdictKind
-	}{
-		{expr.CtStateBitESTABLISHED | expr.CtStateBitRELATED, expr.VerdictAccept},
-		{expr.CtStateBitINVALID, expr.VerdictDrop},
-	} {
-		c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: []expr.Any{
-			&expr.Ct{Key: expr.CtKeySTATE, Register: 1},
-			&expr.Bitwise{
-				SourceRegister: 1, DestRegister: 1, Len: 4,
-				Mask: binaryutil.NativeEndian.PutUint32(r.states), Xor: make([]byte, 4),
-			},
-			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)},
-			&expr.Verdict{Kind: r.verdict},
-		}})
-	}
-	return c.Flush()
-}
 
 // reach pings and connects between the pods and the remote host.
 func (b *bed) reach(ctx context.Context) ([]Reached, error) {

@@ -13,6 +13,8 @@ import (
 	"io"
 	"os"
 	"time"
+
+	"github.com/xveth/xveth/pkg/bench/result"
 )
 
 // ErrNotRoot says that the caller may not make network namespaces.
@@ -44,7 +46,7 @@ func Run(ctx context.Context, o Options) (rep *Report, err error) {
 		return nil, ErrNotRoot
 	}
 	start := time.Now()
-	rep = &Report{Machine: thisMachine(), Rounds: o.Rounds, RoundSeconds: o.Duration.Seconds()}
+	rep = &Report{Machine: result.ThisMachine(), Rounds: o.Rounds, RoundSeconds: o.Duration.Seconds()}
 	writeHead(o.Out, rep)
 	defer func() {
 		rep.Seconds = time.Since(start).Seconds()
@@ -111,7 +113,7 @@ func (d *demo) packets(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		defer run.close()
+		defer run.Close()
 		runs[i] = run
 	}
 	c, err := d.compare(ctx, "UDP packets", d.Duration, func(i int, for_ time.Duration) (float64, error) {

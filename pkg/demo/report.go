@@ -4,19 +4,14 @@ package demo
 
 import (
 	"net/netip"
-	"os"
-	"runtime"
-	"slices"
-	"strings"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/xveth/xveth/pkg/bench/result"
 	"github.com/xveth/xveth/pkg/status"
 )
 
 // Report is all that a run found. Figures are medians of the rounds.
 type Report struct {
-	Machine Machine `json:"machine"`
+	Machine result.Machine `json:"machine"`
 	// Rounds of each path, and how long one took.
 	Rounds       int     `json:"rounds"`
 	RoundSeconds float64 `json:"roundSeconds"`
@@ -41,15 +36,6 @@ type Report struct {
 	Flows []status.Flow `json:"flows"`
 	// Seconds that all of it took.
 	Seconds float64 `json:"seconds"`
-}
-
-// Machine is what the figures depend on.
-type Machine struct {
-	Kernel string `json:"kernel"`
-	CPU    string `json:"cpu"`
-	Cores  int    `json:"cores"`
-	// Congestion is the kernel's default congestion control, which TCP uses here.
-	Congestion string `json:"congestion"`
 }
 
 // Pod is a pod of the demo.
@@ -87,10 +73,8 @@ type Compared struct {
 
 // Stat sums up the rounds of one path.
 type Stat struct {
-	Median float64   `json:"median"`
-	Min    float64   `json:"min"`
-	Max    float64   `json:"max"`
-	Runs   []float64 `json:"runs"`
+	result.Spread
+	Runs []float64 `json:"runs"`
 }
 
 func (c Compared) inUnit(unit string, ratio float64) Compared {
@@ -98,29 +82,4 @@ func (c Compared) inUnit(unit string, ratio float64) Compared {
 	return c
 }
 
-func statOf(runs []float64) Stat {
-	sorted := slices.Sorted(slices.Values(runs))
-	n := len(sorted)
-	return Stat{
-		Median: (sorted[(n-1)/2] + sorted[n/2]) / 2,
-		Min:    sorted[0], Max: sorted[n-1], Runs: runs,
-	}
-}
-
-func thisMachine() Machine {
-	m := Machine{CPU: runtime.GOARCH, Cores: runtime.NumCPU()}
-	var u unix.Utsname
-	if unix.Uname(&u) == nil {
-		m.Kernel = unix.ByteSliceToString(u.Sysname[:]) + " " + unix.ByteSliceToString(u.Release[:])
-	}
-	info, _ := os.ReadFile("/proc/cpuinfo")
-	for line := range strings.Lines(string(info)) {
-		if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == "model name" {
-			m.CPU = strings.TrimSpace(value)
-			break
-		}
-	}
-	congestion, _ := os.ReadFile("/proc/sys/net/ipv4/tcp_congestion_control")
-	m.Congestion = strings.TrimSpace(string(congestion))
-	return m
-}
+func statOf(runs []float64) Stat { return Stat{result.SpreadOf(runs), runs} }

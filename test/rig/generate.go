@@ -26,8 +26,12 @@ const burst = 1 << 16
 // UDPFlows describes packets that the generator sends from the remote host's address.
 type UDPFlows struct {
 	Src, Dst netip.AddrPort
-	// Flows is how many source ports are used in turn, counting up from that of Src.
+	// Flows is how many source ports are used in turn, counting up from that of Src. Behind
+	// the last port the next address follows, with the same ports.
 	Flows int
+	// Dsts is how many destination addresses are used in turn, counting up from that of
+	// Dst.
+	Dsts int
 	// Size of the frame in bytes, without its checksum (FCS).
 	Size int
 	// NoChecksum leaves the UDP checksum out (IPv4 only).
@@ -42,6 +46,9 @@ type Generator struct {
 	rig   *Rig
 	objs  *bpf.RigObjects
 	frame []byte
+
+	// Batch is how many frames the wire hands over at once; 0 means the kernel's choice.
+	Batch uint32
 }
 
 // NewGenerator prepares a generator. Close releases it.
@@ -63,13 +70,14 @@ func (r *Rig) NewGenerator(f UDPFlows) (*Generator, error) {
 	copy(raw[:], frame[:hdr])
 	g := &Generator{rig: r, frame: frame}
 	err = r.Wire.Do(func() error {
-		out, err := netlink.LinkByName("w1")
+		out, err := netlink.LinkByName(WireNode)
 		if err != nil {
 			return err
 		}
 		g.objs, err = loadRig(map[string]any{
 			"rig_ifindex": uint32(out.Attrs().Index), "rig_hdr": raw,
 			"rig_hdr_len": uint32(hdr), "rig_flows": uint32(max(f.Flows, 1)),
+			"rig_ports": 0x10000 - uint32(f.Src.Port()), "rig_dsts": uint32(max(f.Dsts, 1)),
 			"rig_numbered": f.Numbered,
 		})
 		return err
@@ -85,11 +93,12 @@ func (g *Generator) Close() { _ = g.objs.Close() }
 
 // Send sends a number of packets.
 func (g *Generator) Send(n int) error {
-	return g.rig.Wire.Do(func() error { return g.send(n) })
+	return g.rig.Wire.Do(func() error { return g.SendHere(n) })
 }
 
-func (g *Generator) send(n int) error {
-	_, err := g.objs.RigGenerate.Run(&ebpf.RunOptions{Data: g.frame, Repeat: uint32(n), Flags: liveFrames})
+// SendHere is Send on the calling thread, which has to be that of the wire.
+func (g *Generator) SendHere(n int) error {
+	_, err := g.objs.RigGenerate.Run(&ebpf.RunOptions{Data: g.frame, Repeat: uint32(n), Flags: liveFrames, BatchSize: g.Batch})
 	if err != nil {
 		return fmt.Errorf("generate packets: %w", err)
 	}
@@ -100,7 +109,7 @@ func (g *Generator) send(n int) error {
 func (g *Generator) SendFor(d time.Duration) (sent int, err error) {
 	err = g.rig.Wire.Do(func() error {
 		for end := time.Now().Add(d); time.Now().Before(end); sent += burst {
-			if err := g.send(burst); err != nil {
+			if err := g.SendHere(burst); err != nil {
 				return err
 			}
 		}

@@ -102,6 +102,21 @@ func joinWire(a, b string) (func(), error) {
 	}, nil
 }
 
+// joinOneWay makes what comes in at the first interface leave by the second, and drops what
+// comes in at the second.
+func joinOneWay(a, b string) (func(), error) {
+	cut, err := wireEnd(a, b)
+	if err != nil {
+		return nil, err
+	}
+	end, err := Verdict{Action: XDPDrop, Frags: true}.attachHere(b)
+	if err != nil {
+		cut()
+		return nil, err
+	}
+	return func() { end(); cut() }, nil
+}
+
 func wireEnd(in, out string) (func(), error) {
 	from, err := netlink.LinkByName(in)
 	if err != nil {

@@ -120,14 +120,7 @@ func (p *Pod) Add(ctx context.Context, conf []byte) error {
 	}
 	p.conf = conf
 	p.HostDev = p.Result.Interfaces[0].Name
-	for _, ip := range p.Result.IPs {
-		addr, _ := netip.AddrFromSlice(ip.Address.IP)
-		if addr = addr.Unmap(); addr.Is4() && !p.Addr4.IsValid() {
-			p.Addr4 = addr
-		} else if addr.Is6() && !p.Addr6.IsValid() {
-			p.Addr6 = addr
-		}
-	}
+	p.takeAddrs()
 	return nil
 }
 

@@ -34,6 +34,8 @@ const (
 	Uplink = "eth0"
 	// ExtDev is the remote host's interface.
 	ExtDev = "ext0"
+	// WireExt and WireNode are the ends of the wire at the remote host and at the node.
+	WireExt, WireNode = "w0", "w1"
 	// PodDev is the interface of every pod.
 	PodDev = "eth0"
 )
@@ -48,6 +50,8 @@ type Options struct {
 	// TxChecksum leaves checksum offload on at the remote host and the uplink, as
 	// between virtual machines; else frames are as on a cable.
 	TxChecksum bool
+	// OneWay drops what the node sends before it reaches the remote host.
+	OneWay bool
 }
 
 // Rig is a remote host, a wire and a node.
@@ -130,16 +134,20 @@ func (r *Rig) build() error {
 // programs. With TxChecksum a bridge takes their place: skbs then cross as skbs, with
 // checksums that are not finished, which a frame cannot carry.
 func (r *Rig) layWire() error {
-	if err := addVeth("w0", ExtDev, r.Ext); err != nil {
+	if err := addVeth(WireExt, ExtDev, r.Ext); err != nil {
 		return err
 	}
-	if err := addVeth("w1", Uplink, r.Node); err != nil {
+	if err := addVeth(WireNode, Uplink, r.Node); err != nil {
 		return err
 	}
 	if r.opts.TxChecksum {
-		return joinByBridge("w0", "w1")
+		return joinByBridge(WireExt, WireNode)
 	}
-	cut, err := joinWire("w0", "w1")
+	join := joinWire
+	if r.opts.OneWay {
+		join = joinOneWay
+	}
+	cut, err := join(WireExt, WireNode)
 	if err != nil {
 		return err
 	}

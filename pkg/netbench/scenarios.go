@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netbench
+
+// scenarios in the order in which they are listed.
+var scenarios = []*scenario{
+	uplinkToPod, podToUplink, podToPodTCP, podToPodRR, uplinkRR, connRate, udpOneshot, hostPort, clusterIP,
+	chainOf("ptp"), chainOf("bridge"), chainOf("flannel"),
+	cniAddDel, scale, memory, cpuPerGbit, twoCore,
+	seedXDPPass, seedRedirectDrop, seedXDPTx, seedMultibuffer,
+}
+
+// networks are the paths of whole networks, without limits.
+var networks = []string{pathPTP, pathBridge, pathXvethOff, pathXveth, pathXvethTCX}

@@ -51,7 +51,8 @@ type folder struct {
 // removes what a killed install left.
 func openFolder(path string, dryRun bool, at func(string)) (*folder, error) {
 	f := &folder{path: path, at: at}
-	dir, err := os.Open(path)
+	// A pipe in its place is not waited for.
+	dir, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return f, nil
 	}
@@ -67,9 +68,6 @@ func openFolder(path string, dryRun bool, at func(string)) (*folder, error) {
 }
 
 func (f *folder) prepare(dryRun bool) error {
-	if info, err := f.dir.Stat(); err != nil || !info.IsDir() {
-		return errors.Join(err, fmt.Errorf("%q is not a directory", f.path))
-	}
 	if err := f.lock(); err != nil {
 		return err
 	}

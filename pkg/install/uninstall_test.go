@@ -46,112 +46,118 @@ func startShell(t *testing.T, path string) func(command, want string) {
 	}
 }
 
+const inUse = "2 pods need it"
+
+// changedList is what somebody has made of ours; it still needs xveth.
+const changedList = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "xveth", "ipam": {"type": "dhcp"}}]}`
+
+var uninstallCases = []struct {
+	name    string
+	prepare func(*testing.T, place)
+	change  func(*UninstallOptions)
+	did     []string
+	why     string
+	left    map[string]string
+	// again is what a second run does once nothing is in use.
+	again []string
+}{
+	{name: "all", did: []string{"remove " + listName, "remove xveth", "remove xveth-chain"}},
+	{
+		name: "pods run", change: func(o *UninstallOptions) { o.InUse = func() (string, error) { return inUse, nil } },
+		did: []string{"remove " + listName, "keep xveth", "keep xveth-chain"}, why: inUse,
+		left:  installed("v1", nil, nil),
+		again: []string{"remove xveth", "remove xveth-chain"},
+	},
+	{
+		name: "pods run, forced", change: func(o *UninstallOptions) {
+			o.InUse, o.Force = func() (string, error) { return inUse, nil }, true
+		},
+		did: []string{"remove " + listName, "remove xveth", "remove xveth-chain"},
+	},
+	{
+		name: "the list was changed",
+		prepare: func(t *testing.T, p place) {
+			put(t, filepath.Join(p.conf, listName), changedList, 0o644)
+		},
+		did: []string{"keep " + listName, "keep xveth", "remove xveth-chain"}, why: "was changed",
+		left: map[string]string{
+			"bin/xveth": binary(mainPlugin, "v1"), "net.d/" + listName: changedList,
+		},
+		again: []string{"keep " + listName, "keep xveth"},
+	},
+	{
+		name:    "the list was changed, forced",
+		prepare: func(t *testing.T, p place) { put(t, filepath.Join(p.conf, listName), "{}", 0o644) },
+		change:  func(o *UninstallOptions) { o.Force = true },
+		did:     []string{"remove " + listName, "remove xveth", "remove xveth-chain"},
+	},
+	{
+		name:    "a plugin was changed",
+		prepare: func(t *testing.T, p place) { put(t, filepath.Join(p.bin, chainPlugin), "theirs", 0o755) },
+		did:     []string{"remove " + listName, "remove xveth", "keep xveth-chain"}, why: "was changed",
+		left:  map[string]string{"bin/xveth-chain": "theirs"},
+		again: []string{"keep xveth-chain"},
+	},
+	{
+		name: "somebody made a link of it",
+		prepare: func(t *testing.T, p place) {
+			os.Rename(filepath.Join(p.bin, mainPlugin), filepath.Join(p.from, "real"))
+			link(t, filepath.Join(p.from, "real"), filepath.Join(p.bin, mainPlugin))
+		},
+		did: []string{"remove " + listName, "keep xveth", "remove xveth-chain"}, why: "was changed",
+		left:  map[string]string{"bin/xveth": "real"},
+		again: []string{"keep xveth"},
+	},
+	{
+		name: "somebody made a folder of it",
+		prepare: func(t *testing.T, p place) {
+			os.Remove(filepath.Join(p.bin, mainPlugin))
+			os.Mkdir(filepath.Join(p.bin, mainPlugin), 0o755)
+		},
+		change: func(o *UninstallOptions) { o.Force = true },
+		did:    []string{"remove " + listName, "keep xveth", "remove xveth-chain"}, why: "no file any more",
+		left:  map[string]string{"bin/xveth": "d---------"},
+		again: []string{"keep xveth"},
+	},
+	{
+		name: "some of it is gone",
+		prepare: func(t *testing.T, p place) {
+			os.Remove(filepath.Join(p.conf, listName))
+			os.Remove(filepath.Join(p.bin, mainPlugin))
+		},
+		did: []string{"same " + listName, "same xveth", "remove xveth-chain"}, why: "it is gone",
+	},
+	{
+		name: "another list delegates to xveth",
+		prepare: func(t *testing.T, p place) {
+			put(t, filepath.Join(p.conf, "00.conf"), `{"name": "n", "type": "flannel", "delegate": {"type": "xveth"}}`, 0o644)
+		},
+		did: []string{"remove " + listName, "keep xveth", "remove xveth-chain"}, why: `00.conf" needs it`,
+		left:  map[string]string{"bin/xveth": binary(mainPlugin, "v1"), "net.d/00.conf": `{"name": "n", "type": "flannel", "delegate": {"type": "xveth"}}`},
+		again: []string{"keep xveth"},
+	},
+	{
+		name:    "a broken list names xveth-chain",
+		prepare: func(t *testing.T, p place) { put(t, filepath.Join(p.conf, "00.conf"), `{"type": "xveth-chain"`, 0o644) },
+		did:     []string{"remove " + listName, "remove xveth", "keep xveth-chain"}, why: `00.conf" needs it`,
+		left:  map[string]string{"bin/xveth-chain": binary(chainPlugin, "v1"), "net.d/00.conf": `{"type": "xveth-chain"`},
+		again: []string{"keep xveth-chain"},
+	},
+	{
+		name: "other files",
+		prepare: func(t *testing.T, p place) {
+			put(t, filepath.Join(p.conf, ptpName), ptpText, 0o644)
+			put(t, filepath.Join(p.bin, "ptp"), "theirs", 0o755)
+		},
+		did:  []string{"remove " + listName, "remove xveth", "remove xveth-chain"},
+		left: map[string]string{"bin/ptp": "theirs", "net.d/" + ptpName: ptpText},
+	},
+}
+
 // TestUninstall removes what install put there and nothing else.
 func TestUninstall(t *testing.T) {
 	t.Parallel()
-	const inUse = "2 pods need it"
-	for _, c := range []struct {
-		name    string
-		prepare func(*testing.T, place)
-		change  func(*UninstallOptions)
-		did     []string
-		why     string
-		left    map[string]string
-		// again is what a second run does once nothing is in use.
-		again []string
-	}{
-		{name: "all", did: []string{"remove " + listName, "remove xveth", "remove xveth-chain"}},
-		{
-			name: "pods run", change: func(o *UninstallOptions) { o.InUse = func() (string, error) { return inUse, nil } },
-			did: []string{"remove " + listName, "keep xveth", "keep xveth-chain"}, why: inUse,
-			left:  installed("v1", nil, nil),
-			again: []string{"remove xveth", "remove xveth-chain"},
-		},
-		{
-			name: "pods run, forced", change: func(o *UninstallOptions) {
-				o.InUse, o.Force = func() (string, error) { return inUse, nil }, true
-			},
-			did: []string{"remove " + listName, "remove xveth", "remove xveth-chain"},
-		},
-		{
-			name: "the list was changed",
-			prepare: func(t *testing.T, p place) {
-				put(t, filepath.Join(p.conf, listName), strings.ReplaceAll(string(listOf(t, "10.8.0.0/24")), "true", "false"), 0o644)
-			},
-			did: []string{"keep " + listName, "keep xveth", "remove xveth-chain"}, why: "was changed",
-			left: map[string]string{
-				"bin/xveth": binary(mainPlugin, "v1"), "net.d/" + listName: strings.ReplaceAll(string(listOf(t, "10.8.0.0/24")), "true", "false"),
-			},
-			again: []string{"keep " + listName, "keep xveth"},
-		},
-		{
-			name:    "the list was changed, forced",
-			prepare: func(t *testing.T, p place) { put(t, filepath.Join(p.conf, listName), "{}", 0o644) },
-			change:  func(o *UninstallOptions) { o.Force = true },
-			did:     []string{"remove " + listName, "remove xveth", "remove xveth-chain"},
-		},
-		{
-			name:    "a plugin was changed",
-			prepare: func(t *testing.T, p place) { put(t, filepath.Join(p.bin, chainPlugin), "theirs", 0o755) },
-			did:     []string{"remove " + listName, "remove xveth", "keep xveth-chain"}, why: "was changed",
-			left:  map[string]string{"bin/xveth-chain": "theirs"},
-			again: []string{"keep xveth-chain"},
-		},
-		{
-			name: "somebody made a link of it",
-			prepare: func(t *testing.T, p place) {
-				os.Rename(filepath.Join(p.bin, mainPlugin), filepath.Join(p.from, "real"))
-				link(t, filepath.Join(p.from, "real"), filepath.Join(p.bin, mainPlugin))
-			},
-			did: []string{"remove " + listName, "keep xveth", "remove xveth-chain"}, why: "was changed",
-			left:  map[string]string{"bin/xveth": "real"},
-			again: []string{"keep xveth"},
-		},
-		{
-			name: "somebody made a folder of it",
-			prepare: func(t *testing.T, p place) {
-				os.Remove(filepath.Join(p.bin, mainPlugin))
-				os.Mkdir(filepath.Join(p.bin, mainPlugin), 0o755)
-			},
-			change: func(o *UninstallOptions) { o.Force = true },
-			did:    []string{"remove " + listName, "keep xveth", "remove xveth-chain"}, why: "no file any more",
-			left:  map[string]string{"bin/xveth": "d---------"},
-			again: []string{"keep xveth"},
-		},
-		{
-			name: "some of it is gone",
-			prepare: func(t *testing.T, p place) {
-				os.Remove(filepath.Join(p.conf, listName))
-				os.Remove(filepath.Join(p.bin, mainPlugin))
-			},
-			did: []string{"same " + listName, "same xveth", "remove xveth-chain"}, why: "it is gone",
-		},
-		{
-			name: "another list delegates to xveth",
-			prepare: func(t *testing.T, p place) {
-				put(t, filepath.Join(p.conf, "00.conf"), `{"name": "n", "type": "flannel", "delegate": {"type": "xveth"}}`, 0o644)
-			},
-			did: []string{"remove " + listName, "keep xveth", "remove xveth-chain"}, why: `00.conf" needs it`,
-			left:  map[string]string{"bin/xveth": binary(mainPlugin, "v1"), "net.d/00.conf": `{"name": "n", "type": "flannel", "delegate": {"type": "xveth"}}`},
-			again: []string{"keep xveth"},
-		},
-		{
-			name:    "a broken list names xveth-chain",
-			prepare: func(t *testing.T, p place) { put(t, filepath.Join(p.conf, "00.conf"), `{"type": "xveth-chain"`, 0o644) },
-			did:     []string{"remove " + listName, "remove xveth", "keep xveth-chain"}, why: `00.conf" needs it`,
-			left:  map[string]string{"bin/xveth-chain": binary(chainPlugin, "v1"), "net.d/00.conf": `{"type": "xveth-chain"`},
-			again: []string{"keep xveth-chain"},
-		},
-		{
-			name: "other files",
-			prepare: func(t *testing.T, p place) {
-				put(t, filepath.Join(p.conf, ptpName), ptpText, 0o644)
-				put(t, filepath.Join(p.bin, "ptp"), "theirs", 0o755)
-			},
-			did:  []string{"remove " + listName, "remove xveth", "remove xveth-chain"},
-			left: map[string]string{"bin/ptp": "theirs", "net.d/" + ptpName: ptpText},
-		},
-	} {
+	for _, c := range uninstallCases {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			p := newPlace(t)

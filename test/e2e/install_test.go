@@ -268,41 +268,14 @@ func TestInstallMovesNode(t *testing.T) {
 	old := n.add(t, "old0", "old1", "old2", "old3")
 	stopOld := converse(t, n, old[0], old[1])
 
-	n.keep(t, ptpFile)
-	args := []string{"install", "--name", "rig", "--subnet", rig.PodNet4.String(), "--subnet", rig.PodNet6.String()}
-	rep := n.ctl(t, args...)
-	wantSteps(t, rep, "write xveth", "write xveth-chain", "write "+xvethFile)
-	if rep.First == nil || filepath.Base(rep.First.File) != xvethFile || len(rep.Warnings) > 0 {
-		t.Errorf("first is %+v, warnings %q", rep.First, rep.Warnings)
-	}
-	wantSteps(t, n.ctl(t, args...), "same xveth", "same xveth-chain", "same "+xvethFile)
-
-	fresh := n.add(t, "new0", "new1", "new2")
-	for _, p := range fresh {
-		if !strings.HasPrefix(p.HostDev, "xv") {
-			t.Errorf("%s is on %s, not made by xveth", p.ID, p.HostDev)
-		}
-	}
-	wantMesh(t, append(slices.Clone(old), fresh...))
+	fresh := n.moveIn(t, old)
 	stopFast := steady(t, "remote host to new0", n.wantFast(t, fresh[0]))
 	stopNew := converse(t, n, fresh[1], old[1])
 	n.del(t, n.conf, old[2])
 	n.del(t, n.kept, old[3])
+	old = old[:2]
 
-	n.keep(t, xvethFile)
-	rep = n.ctl(t, "uninstall")
-	wantSteps(t, rep, "remove "+xvethFile, "keep xveth", "keep xveth-chain")
-	if why := rep.Steps[len(rep.Steps)-1].Why; !strings.Contains(why, fresh[0].HostDev) || !strings.Contains(why, "--force") {
-		t.Errorf("kept because %q", why)
-	}
-	if filepath.Base(rep.First.File) != ptpFile {
-		t.Errorf("first is %+v", rep.First)
-	}
-	late := n.add(t, "late")[0]
-	if strings.HasPrefix(late.HostDev, "xv") {
-		t.Errorf("late is on %s", late.HostDev)
-	}
-	wantMesh(t, append([]*rig.Pod{old[0], old[1], late}, fresh...))
+	old = append(old, n.moveOut(t, append(slices.Clone(old), fresh...), fresh[0]))
 	atSwitch := counters(t, open(t, n.Rig)).Fast()
 	stopFast()
 	if now := counters(t, open(t, n.Rig)).Fast(); now <= atSwitch {
@@ -315,10 +288,10 @@ func TestInstallMovesNode(t *testing.T) {
 	n.del(t, n.kept, fresh[1])
 	// The last pod by ptp, which knows nothing of our masquerade: that is left to uninstall.
 	n.del(t, n.conf, fresh[2])
-	for _, p := range []*rig.Pod{old[0], old[1], late} {
+	for _, p := range old {
 		n.del(t, n.conf, p)
 	}
-	rep = n.ctl(t, "uninstall")
+	rep := n.ctl(t, "uninstall")
 	wantSteps(t, rep, "remove xveth", "remove xveth-chain", "remove masquerade rig", "remove fast path of "+rig.Uplink)
 	if diff := cmp.Diff(files, n.files(t)); diff != "" {
 		t.Errorf("files before - after +: %s", diff)
@@ -327,6 +300,47 @@ func TestInstallMovesNode(t *testing.T) {
 	wantUnarmed(t, n.Rig)
 	wantOther(t, n.Rig, rig.Uplink)
 	wantSteps(t, n.ctl(t, "uninstall"))
+}
+
+// moveIn puts xveth in front of ptp, twice, and adds pods.
+func (n *runtimeNode) moveIn(t *testing.T, running []*rig.Pod) []*rig.Pod {
+	t.Helper()
+	n.keep(t, ptpFile)
+	args := []string{"install", "--name", "rig", "--subnet", rig.PodNet4.String(), "--subnet", rig.PodNet6.String()}
+	rep := n.ctl(t, args...)
+	wantSteps(t, rep, "write xveth", "write xveth-chain", "write "+xvethFile)
+	if rep.First == nil || filepath.Base(rep.First.File) != xvethFile || len(rep.Warnings) > 0 {
+		t.Errorf("first is %+v, warnings %q", rep.First, rep.Warnings)
+	}
+	wantSteps(t, n.ctl(t, args...), "same xveth", "same xveth-chain", "same "+xvethFile)
+	fresh := n.add(t, "new0", "new1", "new2")
+	for _, p := range fresh {
+		if !strings.HasPrefix(p.HostDev, "xv") {
+			t.Errorf("%s is on %s, not made by xveth", p.ID, p.HostDev)
+		}
+	}
+	wantMesh(t, append(slices.Clone(running), fresh...))
+	return fresh
+}
+
+// moveOut takes xveth's list away while pods of it run, and adds a pod.
+func (n *runtimeNode) moveOut(t *testing.T, running []*rig.Pod, ours *rig.Pod) *rig.Pod {
+	t.Helper()
+	n.keep(t, xvethFile)
+	rep := n.ctl(t, "uninstall")
+	wantSteps(t, rep, "remove "+xvethFile, "keep xveth", "keep xveth-chain")
+	if why := rep.Steps[len(rep.Steps)-1].Why; !strings.Contains(why, ours.HostDev) || !strings.Contains(why, "--force") {
+		t.Errorf("kept because %q", why)
+	}
+	if rep.First == nil || filepath.Base(rep.First.File) != ptpFile {
+		t.Errorf("first is %+v", rep.First)
+	}
+	late := n.add(t, "late")[0]
+	if strings.HasPrefix(late.HostDev, "xv") {
+		t.Errorf("late is on %s", late.HostDev)
+	}
+	wantMesh(t, append([]*rig.Pod{late}, running...))
+	return late
 }
 
 // wantOther finds the program of attachOther on an interface.
@@ -422,13 +436,26 @@ func TestInstallUsage(t *testing.T) {
 	if diff := cmp.Diff(files, n.files(t)); diff != "" {
 		t.Errorf("files before - after +: %s", diff)
 	}
-	text, _ := ctl(t, n.Rig, 0, append(args[:5], "--dry-run", "--name", "rig", "--subnet", rig.PodNet4.String())...)
+	wantDryRun(t, n)
+}
+
+// wantDryRun reads what would be done, beside a file whose name would clear a terminal.
+func wantDryRun(t *testing.T, n *runtimeNode) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(n.conf, "00\x1b[2J\n.conflist"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	text, stderr := ctl(t, n.Rig, 0, "install", "--bin-dir", n.bin, "--conf-dir", n.conf,
+		"--dry-run", "--name", "rig", "--subnet", rig.PodNet4.String())
 	for _, line := range []string{
 		"would write " + filepath.Join(n.bin, "xveth"), "would write " + filepath.Join(n.conf, xvethFile),
-		"runtimes take " + filepath.Join(n.conf, xvethFile) + ` network "rig": ["xveth"]`,
+		`runtimes take "` + n.conf + `/00\x1b[2J\n.conflist" network "": []`,
 	} {
 		if !slices.ContainsFunc(strings.Split(text, "\n"), func(s string) bool { return strings.Join(strings.Fields(s), " ") == line }) {
 			t.Errorf("no line %q in:\n%s", line, text)
 		}
+	}
+	if strings.Contains(text+stderr, "\x1b") || !strings.Contains(stderr, "cannot be read") {
+		t.Errorf("said %q and %q", text, stderr)
 	}
 }

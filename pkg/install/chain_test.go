@@ -10,6 +10,7 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 // TestInsertAndCut changes no byte but those of the entry, however the list is laid out.
@@ -122,13 +123,21 @@ func TestChain(t *testing.T) {
 	p := newPlace(t)
 	path := filepath.Join(p.conf, ptpName)
 	put(t, path, ptpText, 0o600)
+	const owner = 4242
+	isRoot := os.Geteuid() == 0
+	if isRoot {
+		if err := os.Chown(path, owner, owner); err != nil {
+			t.Fatal(err)
+		}
+	}
 	put(t, filepath.Join(p.bin, "ptp"), "theirs", 0o755)
 	rep := mustInstall(t, p.chainOptions())
 	wantDid(t, rep, "write xveth", "write xveth-chain", "chain "+ptpName)
 	wantSays(t, warnings(rep), `"portmap", which is not in`)
 	wantSays(t, read(t, path), "{\"type\": \"portmap\", \"capabilities\": {\"portMappings\": true}},\n        {\"type\": \"xveth-chain\"}\n    ]")
-	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("mode %v, %v", info.Mode(), err)
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil || st.Mode&0o777 != 0o600 || isRoot && (st.Uid != owner || st.Gid != owner) {
+		t.Errorf("mode %o, owner %d, %d, %v", st.Mode, st.Uid, st.Gid, err)
 	}
 	wantDid(t, mustInstall(t, p.chainOptions()), "same xveth", "same xveth-chain", "same "+ptpName)
 

@@ -15,6 +15,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// makeDir makes a directory, and brings it to the disk: a list must not survive a power
+// cut that its plugins do not.
+func makeDir(path string) error {
+	var parents []string
+	for p := filepath.Dir(path); ; p = filepath.Dir(p) {
+		parents = append(parents, p)
+		if _, err := os.Stat(p); err == nil || p == filepath.Dir(p) {
+			break
+		}
+	}
+	if err := os.MkdirAll(path, 0o755); err != nil {
+		return err
+	}
+	for _, p := range parents {
+		if err := syncDir(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func syncDir(path string) error {
 	dir, err := os.Open(path)
 	if err != nil {

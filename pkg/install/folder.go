@@ -47,31 +47,47 @@ type folder struct {
 	at  func(string)
 }
 
-// openFolder waits for whoever installs there and, unless nothing is to be changed,
-// removes what a killed install left.
-func openFolder(path string, dryRun bool, at func(string)) (*folder, error) {
+// purpose says what a folder is opened for.
+type purpose int
+
+const (
+	toLook   purpose = iota // nothing is changed
+	toChange                // what a killed install left is removed
+	toFill                  // and the folder is made where there is none
+)
+
+// openFolder waits for whoever installs there.
+func openFolder(path string, to purpose, at func(string)) (*folder, error) {
 	f := &folder{path: path, at: at}
 	// A pipe in its place is not waited for.
-	dir, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
+	open := func() (err error) {
+		f.dir, err = os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
+		return err
+	}
+	err := open()
 	if errors.Is(err, fs.ErrNotExist) {
-		return f, nil
+		if to != toFill {
+			return f, nil
+		}
+		if err = makeDir(path); err == nil {
+			err = open()
+		}
 	}
 	if err != nil {
 		return nil, err
 	}
-	f.dir = dir
-	if err := f.prepare(dryRun); err != nil {
+	if err := f.prepare(to); err != nil {
 		f.close()
 		return nil, err
 	}
 	return f, nil
 }
 
-func (f *folder) prepare(dryRun bool) error {
+func (f *folder) prepare(to purpose) error {
 	if err := f.lock(); err != nil {
 		return err
 	}
-	if err := f.readRecord(); err != nil || dryRun {
+	if err := f.readRecord(); err != nil || to == toLook {
 		return err
 	}
 	temp := filepath.Join(f.path, tempName)
@@ -102,35 +118,6 @@ func (f *folder) close() {
 	if f.dir != nil {
 		_ = f.dir.Close()
 	}
-}
-
-// create makes the directory where there is none, and brings it to the disk: a list must
-// not survive a power cut that its plugins do not.
-func (f *folder) create() error {
-	if f.dir != nil {
-		return nil
-	}
-	var parents []string
-	for p := filepath.Dir(f.path); ; p = filepath.Dir(p) {
-		parents = append(parents, p)
-		if _, err := os.Stat(p); err == nil || p == filepath.Dir(p) {
-			break
-		}
-	}
-	if err := os.MkdirAll(f.path, 0o755); err != nil {
-		return err
-	}
-	for _, p := range parents {
-		if err := syncDir(p); err != nil {
-			return err
-		}
-	}
-	made, err := openFolder(f.path, false, f.at)
-	if err != nil {
-		return err
-	}
-	*f = *made
-	return nil
 }
 
 func (f *folder) readRecord() error {
@@ -221,9 +208,6 @@ func (f *folder) owns(name string, have found) bool {
 
 // put writes a file that from now on is ours, and before that the record.
 func (f *folder) put(name string, text []byte, mode fs.FileMode) error {
-	if err := f.create(); err != nil {
-		return err
-	}
 	have, err := f.look(name)
 	if err != nil {
 		return err

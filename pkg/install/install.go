@@ -58,11 +58,18 @@ type Options struct {
 }
 
 // Install puts binaries and, if one is given, a network list in place. It changes
-// nothing when all of it is there, and nothing before all of it was checked. The report
-// is that of what was done also where an error comes with it.
+// nothing when all of it is there, and no file before all of it was checked. The report is
+// that of what was done also where an error comes with it.
 func Install(o Options) (*Report, error) {
 	rep := newReport(o.DryRun)
-	n, err := openNode(o.BinDir, o.ConfDir, o.DryRun, o.at)
+	if err := o.check(); err != nil {
+		return rep, err
+	}
+	to := toFill
+	if o.DryRun {
+		to = toLook
+	}
+	n, err := openNode(o.BinDir, o.ConfDir, to, o.at)
 	if err != nil {
 		return rep, err
 	}
@@ -77,7 +84,9 @@ func Install(o Options) (*Report, error) {
 	)
 	switch {
 	case o.List != nil:
-		list, changed, err = n.planList(o)
+		var s Step
+		s, err = n.conf.planFile(o.File, o.List, listMode, o.Force)
+		list, changed = []Step{s}, changes{o.File: o.List}
 	case o.Chain != "":
 		list, changed, err = n.planChain(o.Chain)
 	}
@@ -139,20 +148,23 @@ func checkProgram(path string) error {
 	return nil
 }
 
-// planList plans the network list, once it was read as runtime and plugins will.
-func (n *node) planList(o Options) ([]Step, changes, error) {
+// check finds what is wrong whatever there is on the node. The list is read as runtime and
+// plugins will.
+func (o *Options) check() error {
+	if o.List == nil {
+		return nil
+	}
 	if err := checkFileName(o.File); err != nil {
-		return nil, nil, err
+		return err
 	}
 	err := checkList(o.List)
 	if err == nil {
 		err = checkTwice(json.NewDecoder(bytes.NewReader(o.List)), "")
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("check the network list: %w", err)
+		return fmt.Errorf("check the network list: %w", err)
 	}
-	s, err := n.conf.planFile(o.File, o.List, listMode, o.Force)
-	return []Step{s}, changes{o.File: o.List}, err
+	return nil
 }
 
 // planFile decides what has to be done to have a file with this content. One that

@@ -13,21 +13,21 @@ import (
 type node struct {
 	bin, conf *folder
 	more      []*folder
-	dryRun    bool
+	to        purpose
 }
 
-func openNode(binDir, confDir string, dryRun bool, at func(string)) (*node, error) {
+func openNode(binDir, confDir string, to purpose, at func(string)) (*node, error) {
 	if sameFile(binDir, confDir) || filepath.Clean(binDir) == filepath.Clean(confDir) {
 		return nil, fmt.Errorf("%q is to hold plugins as well as networks: want two folders", binDir)
 	}
-	n := &node{dryRun: dryRun}
+	n := &node{to: to}
 	for _, f := range []struct {
 		to   **folder
 		path string
 	}{{&n.bin, binDir}, {&n.conf, confDir}} {
 		path, err := filepath.Abs(f.path)
 		if err == nil {
-			*f.to, err = openFolder(path, dryRun, at)
+			*f.to, err = openFolder(path, to, at)
 		}
 		if err != nil {
 			n.close()
@@ -44,7 +44,7 @@ func (n *node) folder(path string) (*folder, error) {
 			return f, nil
 		}
 	}
-	f, err := openFolder(path, n.dryRun, n.conf.at)
+	f, err := openFolder(path, min(n.to, toChange), n.conf.at)
 	if err != nil {
 		return nil, err
 	}

@@ -30,7 +30,11 @@ type UninstallOptions struct {
 // with it.
 func Uninstall(o UninstallOptions) (*Report, error) {
 	rep := newReport(o.DryRun)
-	n, err := openNode(o.BinDir, o.ConfDir, o.DryRun, o.at)
+	to := toChange
+	if o.DryRun {
+		to = toLook
+	}
+	n, err := openNode(o.BinDir, o.ConfDir, to, o.at)
 	if err != nil {
 		return rep, err
 	}

@@ -23,7 +23,7 @@ CNIDIR ?= /opt/cni/bin
 CACHE  := $(CURDIR)/.cache
 GOLANGCI_LINT := $(CACHE)/golangci-lint-$(GOLANGCI_LINT_VERSION)/golangci-lint
 
-# Extra arguments: of the demo, and of "go test" in test (make test ARGS='-run TestAdd ./test/e2e').
+# Extra arguments: of the demo, of the benchmarks, and of "go test" in test (make test ARGS='-run TestAdd ./test/e2e').
 ARGS ?=
 
 GENERATED  := '*_bpfel.go' '*_bpfel.o' '*_bpfeb.go' '*_bpfeb.o'
@@ -58,8 +58,18 @@ test-tools: # cnitool and the reference plugins at the versions of test/tools/go
 	@mkdir -p .cache/bin
 	CGO_ENABLED=0 go build -C test/tools -trimpath -buildvcs=false -o $(CACHE)/bin/ tool ./testsum
 
+BENCH := $(CACHE)/bench
+
 .PHONY: bench
-bench: ## run the benchmarks of the packages
+bench: build test-tools ## measure xveth beside the reference plugins, an hour long (root; ARGS='--duration 1s'), into .cache/bench
+	@test/deps.sh bench
+	@mkdir -p $(BENCH)
+	@status=0; bin/xvethctl bench run all --json --reference $(CACHE)/bin $(ARGS) >$(BENCH)/results.json || status=$$?; \
+	bin/xvethctl bench report $(BENCH)/results.json --html $(BENCH)/benchmarks.html --markdown $(BENCH)/benchmarks.md; \
+	exit $$status
+
+.PHONY: bench-packages
+bench-packages: ## run the benchmarks of the packages' tests
 	@go test -run '^$$' -bench . ./pkg/...
 
 .PHONY: generate

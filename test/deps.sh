@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Installs the commands and headers that a part of the work needs, and only those that are missing.
-# usage: test/deps.sh demo|test|generate|lint|ci...
+# usage: test/deps.sh demo|bench|test|generate|lint|ci...
 #
 # Debian and Ubuntu: by apt-get, as root. Elsewhere: names what is missing and exits 1.
 set -euo pipefail
@@ -18,6 +18,7 @@ PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 needs() {
 	case $1 in
 	demo) ;; # xvethctl does all of it over netlink and bpf(2)
+	bench) echo iptables iptables ;; # of which ptp and bridge make use, and what is like kube-proxy
 	test)
 		cat <<-END
 			nft nftables
@@ -59,7 +60,7 @@ needs() {
 		END
 		;;
 	*)
-		echo "test/deps.sh: no such profile: \"$1\" (demo, test, generate, lint, ci)" >&2
+		echo "test/deps.sh: no such profile: \"$1\" (demo, bench, test, generate, lint, ci)" >&2
 		exit 2
 		;;
 	esac
@@ -97,7 +98,7 @@ install_packages() {
 main() {
 	local profile list need package missing=() packages=()
 	if (($# == 0)); then
-		echo "usage: test/deps.sh demo|test|generate|lint|ci..." >&2
+		echo "usage: test/deps.sh demo|bench|test|generate|lint|ci..." >&2
 		exit 2
 	fi
 	for profile in "$@"; do

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
@@ -24,7 +25,7 @@ func newBench() *cobra.Command {
 		Args:  unknownCommand,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	c.AddCommand(newBenchList(), newBenchRun())
+	c.AddCommand(newBenchList(), newBenchRun(), newBenchReport())
 	return c
 }
 
@@ -51,17 +52,12 @@ func newBenchList() *cobra.Command {
 	}
 }
 
-// writeResult prints a result as a table.
+// writeResult prints a result as tables: figures, ratios, and what explains them.
 func writeResult(w io.Writer, r result.Result) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintf(t, "%s", r.Scenario)
-	for _, key := range slices.Sorted(maps.Keys(r.Params)) {
-		fmt.Fprintf(t, " %s=%v", key, r.Params[key])
-	}
-	fmt.Fprintln(t, "\n\nPATH\tMETRIC\tUNIT\tMEDIAN\tMIN\tMAX")
-	for _, row := range r.Rows {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%.4g\t%.4g\t%.4g\n", row.Path, row.Metric, row.Unit, row.Median, row.Min, row.Max)
-	}
+	fmt.Fprintf(t, "%s\n\n", cmp.Or(r.Command, r.Scenario))
+	fmt.Fprintln(t, "PATH\tMETRIC\tUNIT\tMEDIAN\tMIN\tMAX")
+	writeRows(t, r.Rows, false)
 	fmt.Fprintln(t, "\nRATIO\t\t\tMEDIAN\tMIN\tMAX")
 	noisy := false
 	for _, name := range slices.Sorted(maps.Keys(r.Ratios)) {
@@ -71,9 +67,23 @@ func writeResult(w io.Writer, r result.Result) error {
 		}
 		fmt.Fprintf(t, "%s\t\t\t%.2f\t%.2f\t%.2f%s\n", name, s.Median, s.Min, s.Max, mark)
 	}
+	if slices.ContainsFunc(r.Rows, result.Row.Explains) {
+		fmt.Fprintln(t, "\nPROCESSORS, LOSSES\t\t\tMEDIAN\tMIN\tMAX")
+		writeRows(t, r.Rows, true)
+	}
 	if noisy {
 		fmt.Fprintf(t, "\nnoisy: the rounds do not tell the median to within %.0f %% (more --rounds help, or a quieter machine)\n",
 			100*result.Tolerance)
 	}
+	fmt.Fprintln(t)
 	return t.Flush()
+}
+
+// writeRows prints the rows that explain the others, or those others.
+func writeRows(w io.Writer, rows []result.Row, explaining bool) {
+	for _, row := range rows {
+		if row.Explains() == explaining {
+			fmt.Fprintf(w, "%s\t%s\t%s\t%.4g\t%.4g\t%.4g\n", row.Path, row.Metric, row.Unit, row.Median, row.Min, row.Max)
+		}
+	}
 }

@@ -3,8 +3,11 @@
 package main
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,44 +22,49 @@ import (
 	"github.com/xveth/xveth/pkg/netbench"
 )
 
+// allScenarios is what the whole suite is called.
+const allScenarios = "all"
+
 // benchRun are the flags of the command.
 type benchRun struct {
 	netbench.Options
-	asJSON bool
+	asJSON   bool
+	progress func(string)
+	clear    func()
 }
 
-// anyScenario are the flags that mean something to every scenario of the network; each
-// scenario says which others do.
-var anyScenario = []string{"duration", "rounds", "path", "json", "plugins", "reference"}
-
-// libraryScenario are the flags of scenarios of the host-side library.
-var libraryScenario = []string{"duration", "rounds", "json"}
+// Flags that mean something to every scenario of the network, each of which says which
+// others do; to those of the host-side library; and to the suite.
+var (
+	anyScenario     = []string{"duration", "rounds", "path", "json", "plugins", "reference"}
+	libraryScenario = []string{"duration", "rounds", "json"}
+	suiteFlags      = []string{"duration", "rounds", "json", "plugins", "reference"}
+)
 
 func newBenchRun() *cobra.Command {
 	var b benchRun
 	c := &cobra.Command{
-		Use:   "run SCENARIO",
-		Short: "Run one scenario: its paths take turns, and ratios are compared",
+		Use:   "run SCENARIO|" + allScenarios,
+		Short: "Run one scenario, or all: paths take turns, and ratios are compared",
 		Long: `Run one scenario: its paths take turns, and ratios are compared round by round. The network
 is made in namespaces of this process, and is gone when it ends. Scenarios of the network
 need root; those of the host-side library take --rounds and --duration only, with
-defaults of their own.`,
+defaults of their own. "` + allScenarios + `" runs what docs/benchmarks.md is made of; with --json it prints one
+object behind the other, for "bench report".`,
 		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) == 1 && slices.Contains(scenarioNames(), args[0]) {
+			names := append(scenarioNames(), allScenarios)
+			if len(args) == 1 && slices.Contains(names, args[0]) {
 				return nil
 			}
-			return usageError{fmt.Errorf("want one scenario of: %s", strings.Join(scenarioNames(), ", "))}
+			return usageError{fmt.Errorf("want one scenario of: %s", strings.Join(names, ", "))}
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			r, err := b.run(cmd, args[0])
-			if err != nil {
+			if err := onlyFlags(cmd.Flags(), args[0]); err != nil {
 				return err
 			}
-			r.Version, r.Command = version, commandLine(cmd, args[0])
-			if b.asJSON {
-				return writeJSON(cmd.OutOrStdout(), r)
-			}
-			return writeResult(cmd.OutOrStdout(), r)
+			b.clear, b.progress = progressLine()
+			defer b.clear()
+			return b.run(cmd, args[0])
 		},
 	}
 	b.addFlags(c.Flags())
@@ -89,51 +97,17 @@ func scenarioNames() []string {
 	return append(names, bench.Scenarios()...)
 }
 
-// commandLine is what gives the same run again.
-func commandLine(cmd *cobra.Command, scenario string) string {
-	words := []string{cmd.CommandPath(), scenario}
-	cmd.Flags().Visit(func(f *pflag.Flag) {
-		if f.Name != "json" && f.Name != "plugins" && f.Name != "reference" {
-			words = append(words, "--"+f.Name, strings.Trim(f.Value.String(), "[]"))
-		}
-	})
-	return strings.Join(words, " ")
-}
-
-// run runs a scenario of either kind.
-func (b *benchRun) run(cmd *cobra.Command, name string) (result.Result, error) {
+// onlyFlags refuses flags that a scenario would ignore.
+func onlyFlags(f *pflag.FlagSet, scenario string) error {
 	takes := libraryScenario
+	if scenario == allScenarios {
+		takes = suiteFlags
+	}
 	for _, s := range netbench.Scenarios() {
-		if s.Name == name {
+		if s.Name == scenario {
 			takes = slices.Concat(anyScenario, s.Uses)
 		}
 	}
-	if err := onlyFlags(cmd.Flags(), name, takes); err != nil {
-		return result.Result{}, err
-	}
-	clearLine, progress := progressLine()
-	defer clearLine()
-	if slices.Contains(bench.Scenarios(), name) {
-		return b.runLibrary(cmd.Flags(), name, progress)
-	}
-	for name, to := range map[string]*int{"flows": &b.Flows, "pods": &b.Pods} {
-		if !cmd.Flags().Changed(name) {
-			*to = 0 // the scenario's own default
-		}
-	}
-	if err := b.findPlugins(); err != nil {
-		return result.Result{}, err
-	}
-	b.Progress = progress
-	r, err := netbench.Run(cmd.Context(), name, b.Options)
-	if errors.Is(err, netbench.ErrOptions) {
-		err = usageError{err}
-	}
-	return r, err
-}
-
-// onlyFlags refuses flags that a scenario would ignore.
-func onlyFlags(f *pflag.FlagSet, scenario string, takes []string) error {
 	var bad []string
 	f.Visit(func(f *pflag.Flag) {
 		if !slices.Contains(takes, f.Name) {
@@ -155,23 +129,125 @@ func progressLine() (clearLine func(), progress func(string)) {
 	return clearLine, func(s string) { clearLine(); fmt.Fprintf(os.Stderr, "... %s", s) }
 }
 
-func (b *benchRun) runLibrary(f *pflag.FlagSet, name string, progress func(string)) (result.Result, error) {
-	o := bench.Options{Progress: func(round, rounds int) {
-		progress(fmt.Sprintf("round %d of %d", round, rounds))
-	}}
-	if f.Changed("rounds") {
+// run runs a scenario of either kind, or all.
+func (b *benchRun) run(cmd *cobra.Command, name string) error {
+	if slices.Contains(bench.Scenarios(), name) {
+		return b.runLibrary(cmd, name)
+	}
+	if err := b.findPlugins(); err != nil {
+		return err
+	}
+	if name == allScenarios {
+		return b.runAll(cmd)
+	}
+	for name, to := range map[string]*int{"flows": &b.Flows, "pods": &b.Pods} {
+		if !cmd.Flags().Changed(name) {
+			*to = 0 // the scenario's own default
+		}
+	}
+	return b.runNetwork(cmd.Context(), cmd.OutOrStdout(), name, b.Options)
+}
+
+// runAll goes on after a scenario that failed, but not after an interruption.
+func (b *benchRun) runAll(cmd *cobra.Command) error {
+	var failed error
+	all := netbench.Suite()
+	progress := b.progress
+	for i, s := range all {
+		o := s.Options
+		o.Plugins, o.Reference, o.Rounds, o.Duration = b.Plugins, b.Reference, b.Rounds, max(o.Duration, b.Duration)
+		b.progress = func(text string) { progress(fmt.Sprintf("%d of %d: %s", i+1, len(all), text)) }
+		err := b.runNetwork(cmd.Context(), cmd.OutOrStdout(), s.Scenario, o)
+		if errors.Is(err, netbench.ErrInterrupted) || errors.Is(err, netbench.ErrNotRoot) {
+			return err
+		}
+		if err != nil {
+			err = fmt.Errorf("%s: %w", s.Scenario, err)
+			b.clear()
+			fmt.Fprintf(os.Stderr, "xvethctl: %v\n", err)
+		}
+		failed = errors.Join(failed, err)
+	}
+	for _, name := range bench.Scenarios() {
+		failed = errors.Join(failed, b.runLibraryWith(cmd.OutOrStdout(), name, bench.Options{}))
+	}
+	return failed
+}
+
+func (b *benchRun) runNetwork(ctx context.Context, out io.Writer, name string, o netbench.Options) error {
+	o.Progress = b.progress
+	r, err := netbench.Run(ctx, name, o)
+	if errors.Is(err, netbench.ErrOptions) {
+		err = usageError{err}
+	}
+	if err != nil {
+		return err
+	}
+	r.Command = commandLine(r)
+	return b.print(out, r)
+}
+
+func (b *benchRun) runLibrary(cmd *cobra.Command, name string) error {
+	var o bench.Options
+	if cmd.Flags().Changed("rounds") {
 		o.Rounds = b.Rounds
 	}
-	if f.Changed("duration") {
+	if cmd.Flags().Changed("duration") {
 		o.Duration = b.Duration
 	}
 	if o.Rounds < 0 || o.Rounds > maxRounds || o.Duration < 0 || o.Duration > maxDuration {
-		return result.Result{}, usageError{fmt.Errorf("want up to %d rounds of up to %v", maxRounds, maxDuration)}
+		return usageError{fmt.Errorf("want up to %d rounds of up to %v", maxRounds, maxDuration)}
 	}
+	return b.runLibraryWith(cmd.OutOrStdout(), name, o)
+}
+
+func (b *benchRun) runLibraryWith(out io.Writer, name string, o bench.Options) error {
+	o.Progress = func(round, rounds int) { b.progress(fmt.Sprintf("%s: round %d of %d", name, round, rounds)) }
+	began := time.Now().UTC().Truncate(time.Second)
 	r, err := bench.Run(name, o)
+	if err != nil {
+		return err
+	}
 	machine := result.ThisMachine()
-	r.Machine, r.Time = &machine, time.Now().UTC().Truncate(time.Second)
-	return r, err
+	r.Machine, r.Time, r.Command = &machine, began, "xvethctl bench run "+name
+	return b.print(out, r)
+}
+
+func (b *benchRun) print(out io.Writer, r result.Result) error {
+	r.Version = version
+	b.clear()
+	if b.asJSON {
+		return writeJSON(out, r)
+	}
+	return writeResult(out, r)
+}
+
+// commandLine is what gives a result again.
+func commandLine(r result.Result) string {
+	words := []string{"xvethctl bench run", r.Scenario}
+	for _, s := range netbench.Scenarios() {
+		if s.Name != r.Scenario {
+			continue
+		}
+		for _, flag := range slices.Concat([]string{"duration", "rounds"}, s.Uses) {
+			if v, have := r.Params[flag]; have {
+				words = append(words, fmt.Sprintf("--%s %v", flag, v))
+			}
+		}
+		if paths := pathsOf(r); !slices.Equal(paths, s.Paths) {
+			words = append(words, "--path "+strings.Join(paths, ","))
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+func pathsOf(r result.Result) (all []string) {
+	for _, row := range r.Rows {
+		if !slices.Contains(all, row.Path) {
+			all = append(all, row.Path)
+		}
+	}
+	return all
 }
 
 // findPlugins finds the folders of xveth's plugins and of the reference plugins.
@@ -189,5 +265,6 @@ func (b *benchRun) findPlugins() (err error) {
 			return err
 		}
 	}
-	return fmt.Errorf("the reference plugins are not in %v (name their folder by --reference)", dirs)
+	return fmt.Errorf("the reference plugins are not in %s (name their folder by --reference)",
+		cmp.Or(strings.Join(dirs, " or "), "."))
 }

@@ -12,8 +12,9 @@ import (
 
 // Paths of the chains.
 const (
-	pathPlain = "plain"
-	pathChain = "chain"
+	pathPlain   = "plain"
+	pathChain   = "chain"
+	pathFlannel = "flannel"
 )
 
 // flannelMTU is what VXLAN leaves of 1500 bytes.
@@ -45,9 +46,9 @@ func chainOf(base string) *scenario {
 
 // chainBases are the networks that xveth-chain is put behind.
 var chainBases = map[string]path{
-	"ptp":     paths[pathPTP],
-	"bridge":  paths[pathBridge],
-	"flannel": {name: "flannel", plugins: flannel, before: flannelRules},
+	pathPTP:     paths[pathPTP],
+	pathBridge:  paths[pathBridge],
+	pathFlannel: {name: pathFlannel, plugins: flannel, before: flannelRules},
 }
 
 // flannel is what the plugin of that name delegates to.

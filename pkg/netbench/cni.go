@@ -95,7 +95,7 @@ func (r *cniRun) repeat(ctx context.Context, pair [2]verb, d time.Duration) ([]f
 		slices.Sort(times[i])
 		for _, p := range []int{50, 90, 99} {
 			name := fmt.Sprintf("%s p%d", v.name, p)
-			all = append(all, figure{metric{name: name, unit: "ms", lower: true}, percentile(times[i], p) / 1e3})
+			all = append(all, figure{metric{name: name, unit: "ms", lower: true, headline: p == 50}, percentile(times[i], p) / 1e3})
 		}
 	}
 	return all, nil

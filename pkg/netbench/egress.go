@@ -17,7 +17,7 @@ const maxSenders = 10_000
 // udpHeaders are Ethernet's, IPv4's and UDP's.
 const udpHeaders = 14 + 20 + 8
 
-var egressTCP = metric{name: "tcp", unit: "Gbit/s"}
+var egressTCP = metric{name: "tcp", unit: "Gbit/s", headline: true}
 
 var podToUplink = &scenario{
 	name:  "pod-to-uplink",

@@ -13,6 +13,7 @@ import (
 
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
 
+	"github.com/xveth/xveth/pkg/bench/result"
 	"github.com/xveth/xveth/test/rig"
 )
 
@@ -67,10 +68,10 @@ func (m *meter) stop() error {
 
 // kinds of processor time, as /proc/stat has them.
 const (
-	cpuUser    = "cpu-user"
-	cpuSystem  = "cpu-system"
-	cpuSoftirq = "cpu-softirq"
-	cpuIdle    = "cpu-idle"
+	cpuUser    = result.CPUPrefix + "user"
+	cpuSystem  = result.CPUPrefix + "system"
+	cpuSoftirq = result.CPUPrefix + "softirq"
+	cpuIdle    = result.CPUPrefix + "idle"
 )
 
 var cpuKinds = []string{cpuUser, cpuSystem, cpuSoftirq, cpuIdle}

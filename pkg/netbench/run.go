@@ -47,6 +47,8 @@ type metric struct {
 	lower bool
 	// alone says that it is not compared between paths.
 	alone bool
+	// headline says that the scenario is there for it, as for its first metric.
+	headline bool
 }
 
 // figure is what one turn found. The first of a turn is the scenario's main metric.

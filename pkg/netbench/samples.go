@@ -11,9 +11,6 @@ import (
 	"github.com/xveth/xveth/pkg/bench/result"
 )
 
-// dropsMetric begins the name of what was lost at a place.
-const dropsMetric = "drops "
-
 // samples are the figures of all turns, by path and metric.
 type samples struct {
 	paths   []string
@@ -40,7 +37,7 @@ func (s *samples) add(path string, round int, figures []figure, m *meter) {
 	}
 	for _, place := range m.places {
 		if n, some := m.lost[place]; some {
-			s.put(path, round, figure{metric{name: dropsMetric + place, unit: "packets/s", alone: true}, float64(n) / m.took.Seconds()})
+			s.put(path, round, figure{metric{name: result.DropsPrefix + place, unit: "packets/s", alone: true}, float64(n) / m.took.Seconds()})
 		}
 	}
 }
@@ -98,7 +95,9 @@ func (s *samples) into(res *result.Result) error {
 			if i > 0 {
 				name += " " + m.name
 			}
-			res.Ratios[name] = result.NewRatio(over, under, m.lower)
+			q := result.NewRatio(over, under, m.lower)
+			q.Headline = i == 0 || m.headline
+			res.Ratios[name] = q
 		}
 	}
 	return nil

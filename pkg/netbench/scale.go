@@ -76,7 +76,7 @@ func (r *scaleRun) prepare(ctx context.Context, path string) error {
 }
 
 func newScaleStep(name string, flows int) scaleStep {
-	return scaleStep{metric: metric{name: name, unit: "ns/packet", lower: true}, flows: flows}
+	return scaleStep{metric: metric{name: name, unit: "ns/packet", lower: true, headline: true}, flows: flows}
 }
 
 // upTo cuts steps off at the largest, which is the last in any case.

@@ -5,7 +5,7 @@ package netbench
 // scenarios in the order in which they are listed.
 var scenarios = []*scenario{
 	uplinkToPod, podToUplink, podToPodTCP, podToPodRR, uplinkRR, connRate, udpOneshot, hostPort, clusterIP,
-	chainOf("ptp"), chainOf("bridge"), chainOf("flannel"),
+	chainOf(pathPTP), chainOf(pathBridge), chainOf(pathFlannel),
 	cniAddDel, scale, memory, cpuPerGbit, twoCore,
 	seedXDPPass, seedRedirectDrop, seedXDPTx, seedMultibuffer,
 }

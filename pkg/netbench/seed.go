@@ -179,7 +179,7 @@ func (r *multiRun) addStep(ctx context.Context, name string, v rig.Verdict) erro
 	if err != nil {
 		return err
 	}
-	s := multiStep{metric: metric{name: name, unit: "Mpps"}, bed: b}
+	s := multiStep{metric: metric{name: name, unit: "Mpps", headline: true}, bed: b}
 	if r.jumbo {
 		s.name += " jumbo"
 		err = b.setMTU(jumboMTU)

@@ -77,8 +77,8 @@ func transfer(from, to *rig.Host, at netip.Addr, o *Options, d time.Duration, m 
 // directions of cpu-per-gbit.
 var (
 	gbitPodToPod    = metric{name: "pod-to-pod", unit: "ms/Gbit", lower: true}
-	gbitPodToUplink = metric{name: "pod-to-uplink", unit: "ms/Gbit", lower: true}
-	gbitUplinkToPod = metric{name: "uplink-to-pod", unit: "ms/Gbit", lower: true}
+	gbitPodToUplink = metric{name: "pod-to-uplink", unit: "ms/Gbit", lower: true, headline: true}
+	gbitUplinkToPod = metric{name: "uplink-to-pod", unit: "ms/Gbit", lower: true, headline: true}
 )
 
 var cpuPerGbit = &scenario{

@@ -30,9 +30,8 @@ const (
 var benchAddr = netip.MustParseAddr("198.18.0.1")
 
 var (
-	rate    = metric{name: "rate", unit: "Mpps"}
-	perCPU  = metric{name: "cost", unit: "ns/packet", lower: true}
-	offered = metric{name: "offered", unit: "Mpps", alone: true}
+	rate   = metric{name: "rate", unit: "Mpps"}
+	perCPU = metric{name: "cost", unit: "ns/packet", lower: true}
 )
 
 var uplinkToPod = &scenario{
@@ -130,7 +129,6 @@ func (r *uplinkRun) turn(ctx context.Context, m *meter) ([]figure, error) {
 	return []figure{
 		{rate, c.Rate() / 1e6},
 		{perCPU, c.CPU.Seconds() * 1e9 / float64(c.Arrived)},
-		{offered, float64(c.Sent) / c.Took.Seconds() / 1e6},
 	}, nil
 }
 

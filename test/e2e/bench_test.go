@@ -32,21 +32,28 @@ type benchCase struct {
 
 var benchCases = []benchCase{
 	{
-		"uplink-to-pod", []string{"--path", "ptp,xveth,xveth-tcx,redirect,redirect-peer,limit", "--flows", "50", "--size", "512"},
+		"uplink-to-pod",
+		[]string{"--path", "ptp,xveth,xveth-tcx,redirect,redirect-peer,limit", "--flows", "50", "--size", "512"},
 		[]string{"ptp", "xveth", "xveth-tcx", "redirect", "redirect-peer", "limit"},
-		[]string{"rate", "cost", "offered", "cpu-softirq", "cpu-idle"},
+		[]string{"rate", "cost", "cpu-softirq", "cpu-idle"},
 		[]string{"xveth/ptp", "xveth/redirect", "xveth-tcx/redirect-peer", "limit/ptp", "xveth/ptp cost"},
 	},
 	{
-		"uplink-to-pod", []string{"--path", "bridge,xveth-off,xveth", "--sink", "socket", "--rules", "none"},
-		[]string{"bridge", "xveth-off", "xveth"}, []string{"rate"}, []string{"xveth/bridge", "xveth/xveth-off"},
+		"uplink-to-pod",
+		[]string{"--path", "bridge,xveth-off,xveth", "--sink", "socket", "--rules", "none"},
+		[]string{"bridge", "xveth-off", "xveth"},
+		[]string{"rate"},
+		[]string{"xveth/bridge", "xveth/xveth-off"},
 	},
 	{"uplink-to-pod", []string{"--path", "xveth", "--rules", "services=20", "--revalidate", "100ms"}, []string{"xveth"}, []string{"rate"}, nil},
 	{"uplink-to-pod", []string{"--path", "xveth", "--rules", "forward=20"}, []string{"xveth"}, []string{"rate"}, nil},
 	{"pod-to-uplink", []string{"--path", "ptp,xveth", "--flows", "3"}, []string{"ptp", "xveth"}, []string{"rate", "cost", "tcp"}, []string{"xveth/ptp", "xveth/ptp tcp"}},
 	{
-		"pod-to-pod-tcp", []string{"--path", "ptp,xveth,xveth-xdp", "--flows", "2", "--cores", "2", "--congestion", "reno"},
-		[]string{"ptp", "xveth", "xveth-xdp"}, []string{"throughput", "cost"}, []string{"xveth/ptp", "xveth/ptp cost"},
+		"pod-to-pod-tcp",
+		[]string{"--path", "ptp,xveth,xveth-xdp", "--flows", "2", "--cores", "2", "--congestion", "reno"},
+		[]string{"ptp", "xveth", "xveth-xdp"},
+		[]string{"throughput", "cost"},
+		[]string{"xveth/ptp", "xveth/ptp cost"},
 	},
 	{"pod-to-pod-rr", []string{"--path", "ptp,xveth"}, []string{"ptp", "xveth"}, []string{"p50", "p90", "p99", "rate"}, []string{"xveth/ptp", "xveth/ptp p99"}},
 	{"uplink-rr", []string{"--path", "ptp,xveth"}, []string{"ptp", "xveth"}, []string{"p50", "p99"}, []string{"xveth/ptp"}},
@@ -61,7 +68,7 @@ var benchCases = []benchCase{
 	{"scale", []string{"--flows", "100", "--pods", "3"}, []string{"ptp", "xveth"}, []string{"flows=1", "flows=100", "pods=1", "pods=3"}, []string{"xveth/ptp", "xveth/ptp flows=100", "xveth/ptp pods=3"}},
 	{"memory", []string{"--path", "ptp,xveth", "--pods", "2"}, []string{"ptp", "xveth"}, []string{"pod", "maps"}, nil},
 	{"cpu-per-gbit", []string{"--path", "ptp,xveth"}, []string{"ptp", "xveth"}, []string{"pod-to-pod", "pod-to-uplink", "uplink-to-pod"}, []string{"xveth/ptp", "xveth/ptp uplink-to-pod"}},
-	{"two-core", []string{"--path", "ptp,xveth", "--flows", "20"}, []string{"ptp", "xveth"}, []string{"rate", "cost", "offered"}, []string{"xveth/ptp"}},
+	{"two-core", []string{"--path", "ptp,xveth", "--flows", "20"}, []string{"ptp", "xveth"}, []string{"rate", "cost"}, []string{"xveth/ptp"}},
 	{"seed-xdp-pass", nil, []string{"batch-1", "batch-64"}, []string{"rate"}, []string{"batch-16/batch-1"}},
 	{"seed-redirect-drop", nil, []string{"batch-1", "uplink-drop"}, []string{"rate"}, []string{"batch-16/batch-1", "uplink-drop/batch-1"}},
 	{"seed-xdp-tx", nil, []string{"batch-1", "batch-64"}, []string{"rate"}, []string{"batch-16/batch-1"}},
@@ -162,6 +169,50 @@ func checkResult(t *testing.T, c benchCase, r result.Result) {
 	}
 	if r.Machine == nil || r.Machine.Kernel == "" || r.Machine.Cores == 0 || r.Time.IsZero() || !strings.HasPrefix(r.Command, "xvethctl bench run "+c.scenario) {
 		t.Errorf("where, when and how: %+v, %v, %q", r.Machine, r.Time, r.Command)
+	}
+}
+
+// TestBenchReport makes pages of results from standard input and from files.
+func TestBenchReport(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs binaries that only the end-to-end tests build")
+	}
+	t.Parallel()
+	dir := t.TempDir()
+	one, err := benchCommand(t, "run", "txqueue", "--json", "--rounds", "2").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, markdown, html := filepath.Join(dir, "r.json"), filepath.Join(dir, "page.md"), filepath.Join(dir, "page.html")
+	if err := os.WriteFile(file, slices.Concat(one, one), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(dir, "page"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "page", "old.svg"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := benchCommand(t, "report", file, file, "--markdown", markdown, "--html", html).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for _, page := range []string{markdown, html} {
+		if text, err := os.ReadFile(page); err != nil || !strings.Contains(string(text), "txqueue") || !strings.Contains(string(text), "bulk2/lock2") {
+			t.Errorf("%v: %s", err, text)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, "page", "old.svg")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a picture of an earlier page is left: %v", err)
+	}
+	fromStdin := benchCommand(t, "report", "--html", html)
+	fromStdin.Stdin = strings.NewReader(string(one))
+	if out, err := fromStdin.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+	for _, args := range [][]string{{"report", file}, {"report", filepath.Join(dir, "none"), "--html", html}} {
+		if out, err := benchCommand(t, args...).CombinedOutput(); err == nil {
+			t.Errorf("%q: %s", args, out)
+		}
 	}
 }
 

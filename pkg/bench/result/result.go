@@ -9,7 +9,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
+)
+
+// Metrics that explain the others have names that begin like this: what the processors did,
+// and what was lost where.
+const (
+	CPUPrefix   = "cpu-"
+	DropsPrefix = "drops "
 )
 
 // Result is what one scenario found with one set of parameters.
@@ -38,12 +46,19 @@ type Row struct {
 	Samples []float64 `json:"samples"`
 }
 
+// Explains says that the row is not what was asked for, but explains it.
+func (r Row) Explains() bool {
+	return strings.HasPrefix(r.Metric, CPUPrefix) || strings.HasPrefix(r.Metric, DropsPrefix)
+}
+
 // Ratio is one path's figure over another's, taken round by round.
 type Ratio struct {
 	Spread
 	Samples []float64 `json:"samples,omitempty"`
 	// Lower says that less is better.
 	Lower bool `json:"lowerIsBetter,omitempty"`
+	// Headline says that it is one of those that the scenario is there for.
+	Headline bool `json:"headline,omitempty"`
 	// Noisy says that the rounds differ too much for the median to be known to within
 	// Tolerance.
 	Noisy bool `json:"noisy,omitempty"`
@@ -60,7 +75,7 @@ func NewRatio(over, under []float64, lower bool) Ratio {
 	for i := range q {
 		q[i] = over[i] / under[i]
 	}
-	return Ratio{SpreadOf(q), q, lower, Noisy(q)}
+	return Ratio{Spread: SpreadOf(q), Samples: q, Lower: lower, Noisy: Noisy(q)}
 }
 
 // Read reads results that were written one behind the other.
@@ -72,12 +87,30 @@ func Read(r io.Reader) ([]Result, error) {
 		if errors.Is(err, io.EOF) {
 			return all, nil
 		}
+		if err == nil {
+			err = one.check()
+		}
 		if err != nil {
 			return nil, fmt.Errorf("read result %d: %w", len(all)+1, err)
 		}
-		if one.Scenario == "" {
-			return nil, fmt.Errorf("read result %d: it names no scenario", len(all)+1)
-		}
 		all = append(all, one)
 	}
+}
+
+// check looks whether it is a result of ours.
+func (r *Result) check() error {
+	if r.Scenario == "" {
+		return errors.New("it names no scenario")
+	}
+	for _, row := range r.Rows {
+		if len(row.Samples) == 0 {
+			return fmt.Errorf("row %s of %s has no samples", row.Metric, row.Path)
+		}
+	}
+	for name, q := range r.Ratios {
+		if len(q.Samples) == 0 {
+			return fmt.Errorf("ratio %s has no samples", name)
+		}
+	}
+	return nil
 }

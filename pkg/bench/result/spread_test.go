@@ -81,12 +81,14 @@ func TestNewRatio(t *testing.T) {
 func TestRead(t *testing.T) {
 	t.Parallel()
 	all, err := Read(strings.NewReader(`{"scenario":"a","rows":[{"path":"p","metric":"m","unit":"u","median":2,"min":1,"max":3,"samples":[1,2,3]}],
-		"ratios":{"x/y":{"median":1,"min":1,"max":1}}}
+		"ratios":{"x/y":{"median":1,"min":1,"max":1,"samples":[1,1,1]}}}
 		{"scenario":"b"}`))
 	if err != nil || len(all) != 2 || all[0].Rows[0].Median != 2 || all[0].Ratios["x/y"].Max != 1 || all[1].Scenario != "b" {
 		t.Errorf("%v: %+v", err, all)
 	}
-	for _, bad := range []string{`{}`, `{"scenario":"a"} {`, `[]`} {
+	for _, bad := range []string{
+		`{}`, `{"scenario":"a"} {`, `[]`, `{"scenario":"a","rows":[{"path":"p","metric":"m"}]}`, `{"scenario":"a","ratios":{"x/y":{"median":1}}}`,
+	} {
 		if all, err := Read(strings.NewReader(bad)); err == nil {
 			t.Errorf("%s: %+v", bad, all)
 		}

@@ -65,6 +65,32 @@ func TestAllocBulkSaysHowMany(t *testing.T) {
 	}
 }
 
+// Who only tries has no lack of frames.
+func TestTryAllocBulk(t *testing.T) {
+	t.Parallel()
+	p := newPool(t, 10)
+	frames := make([]*Frame, 12)
+	got := 0
+	for _, want := range []int{8, 2, 0} {
+		n := p.TryAllocBulk(frames[got:min(got+8, len(frames))])
+		if n != want {
+			t.Fatalf("got %d frames, want %d", n, want)
+		}
+		got += n
+	}
+	for _, f := range frames[:got] {
+		if f.Headroom() != 32 || f.Len() != 0 {
+			t.Errorf("headroom %d, %d bytes", f.Headroom(), f.Len())
+		}
+	}
+	if s := p.Stats(); s.Short != 0 || s.Out != 10 {
+		t.Errorf("%+v, want none short", s)
+	}
+	// The pool knows that they are out.
+	FreeBulk(frames[:got])
+	wantFree(t, p, 10)
+}
+
 func TestFreshFrames(t *testing.T) {
 	t.Parallel()
 	p := newPool(t, 4)

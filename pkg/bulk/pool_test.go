@@ -48,6 +48,26 @@ func TestAFrameIsOneCacheLine(t *testing.T) {
 	}
 }
 
+// What one worker writes to all the time shares no cache line with another worker's.
+func TestNoFalseSharing(t *testing.T) {
+	t.Parallel()
+	const line = 64
+	var (
+		c Cache
+		q TxQueue
+		p Poller
+	)
+	for name, gaps := range map[string][2]uintptr{
+		"cache":  {unsafe.Offsetof(c.pool), unsafe.Sizeof(c) - unsafe.Offsetof(c.items) - unsafe.Sizeof(c.items)},
+		"queue":  {unsafe.Offsetof(q.send), unsafe.Sizeof(q) - unsafe.Offsetof(q.frames) - unsafe.Sizeof(q.frames)},
+		"poller": {unsafe.Offsetof(p.PollConfig), unsafe.Sizeof(p) - unsafe.Offsetof(p.nOut) - unsafe.Sizeof(p.nOut)},
+	} {
+		if gaps[0] < line || gaps[1] < line {
+			t.Errorf("%s: %d bytes to what is before it and %d to what is behind", name, gaps[0], gaps[1])
+		}
+	}
+}
+
 func TestAllocBulkSaysHowMany(t *testing.T) {
 	t.Parallel()
 	p := newPool(t, 10)

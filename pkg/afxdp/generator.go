@@ -134,7 +134,7 @@ func (g *Generator) drain(err error) error {
 // build makes up to n packets, as far as the pool has frames.
 func (g *Generator) build(n int, first uint64) []*bulk.Frame {
 	parts := len(g.parts)
-	got := g.s.umem.pool.AllocBulk(g.buffers[:n*parts])
+	got := g.s.umem.pool.TryAllocBulk(g.buffers[:n*parts])
 	n = got / parts
 	bulk.FreeBulk(g.buffers[n*parts : got])
 	for i := range n {

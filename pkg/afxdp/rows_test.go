@@ -132,6 +132,27 @@ func TestStarvedSocketRecovers(t *testing.T) {
 	if st := stats(t, to); st.RxFrames != 17 || st.Kernel.RxDropped != 4 {
 		t.Errorf("want 17 received and 4 dropped: %+v", st)
 	}
+	wantNoneShort(t, u)
+}
+
+// A batch that is larger than the pool goes out in parts.
+func TestGeneratorWithFewFrames(t *testing.T) {
+	v := newBed(t, 1, 1500)
+	u := newUMEM(t, 64, 2048, Mode{})
+	from := open(t, v.a, u, Config{Interface: devA, TxOnly: true, TxRing: 64, FillRing: 16})
+	generate(t, from, GeneratorConfig{Packet: numbered(60), Batch: 64}, 500)
+	if st := stats(t, from); st.TxDone != 500 {
+		t.Errorf("want 500 sent: %+v", st)
+	}
+	wantNoneShort(t, u)
+}
+
+// wantNoneShort checks that waiting for frames did not count as a lack of them.
+func wantNoneShort(t *testing.T, u *UMEM) {
+	t.Helper()
+	if st := u.Pool().Stats(); st.Short != 0 {
+		t.Errorf("the pool counts %d frames as missing: %+v", st.Short, st)
+	}
 }
 
 // Nothing is allocated while packets flow, waits included.

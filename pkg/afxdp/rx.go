@@ -169,7 +169,8 @@ func (r *rxSide) refill() {
 	for missing > 0 {
 		want := min(missing, fillBatch)
 		want = min(want, r.fill.room(want))
-		got := r.s.umem.pool.AllocBulk(r.scratch[:want])
+		// Nothing is dropped yet if there are too few: the next call tries again.
+		got := r.s.umem.pool.TryAllocBulk(r.scratch[:want])
 		if got == 0 {
 			break
 		}

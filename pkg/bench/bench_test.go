@@ -21,7 +21,11 @@ var ratioNames = map[string][]string{
 	"pool":    {"bulk/single", "bulk/syncpool", "owner/registry"},
 	"txqueue": {"bulk/lock", "bulk2/lock2"},
 	"poll":    {"bulk/single", "frags/nofrags"},
+	"afxdp":   {"afxdp/packet"},
 }
+
+// A scenario that the tests cannot run says so.
+func runnable(err error) bool { return os.Geteuid() == 0 || !errors.Is(err, ErrPrivilege) }
 
 func TestRun(t *testing.T) {
 	for _, name := range Scenarios() {
@@ -29,6 +33,9 @@ func TestRun(t *testing.T) {
 		r, err := Run(name, Options{
 			Rounds: 2, Duration: 100 * time.Microsecond, Progress: func(n, of int) { rounds += n * of },
 		})
+		if !runnable(err) {
+			continue
+		}
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -94,8 +101,18 @@ func forSteps(t testing.TB, f func(name string, p path)) {
 	t.Helper()
 	for _, name := range Scenarios() {
 		s, err := scenarios[name]()
+		if !runnable(err) {
+			continue
+		}
 		if err != nil {
 			t.Fatal(err)
+		}
+		if s.end != nil {
+			t.Cleanup(func() {
+				if err := s.end(); err != nil {
+					t.Error(err)
+				}
+			})
 		}
 		for _, p := range s.paths {
 			if p.step != nil {

@@ -38,6 +38,7 @@ type scenario struct {
 	paths  []path
 	ratios []ratio
 	params map[string]any
+	end    func() error // if set, takes down what was set up
 }
 
 // ratio is a rate over another, under a name that users know.
@@ -45,6 +46,7 @@ type ratio struct{ name, over, under string }
 
 var scenarios = map[string]func() (*scenario, error){
 	"ring": ringScenario, "pool": poolScenario, "txqueue": txScenario, "poll": pollScenario,
+	"afxdp": afxdpScenario,
 }
 
 // Scenarios returns the names that Run knows.
@@ -66,21 +68,24 @@ func Run(name string, opts Options) (result.Result, error) {
 	if opts.Duration <= 0 {
 		opts.Duration = defaultDuration
 	}
-	rates, err := s.measure(opts)
+	turns, err := s.measure(opts)
+	if s.end != nil {
+		err = errors.Join(err, s.end())
+	}
 	if err != nil {
 		return result.Result{}, fmt.Errorf("measure %s: %w", name, err)
 	}
-	return s.report(name, opts, rates), nil
+	return s.report(name, opts, turns), nil
 }
 
 // report turns the rates of each path's turns into rows and ratios.
-func (s *scenario) report(name string, opts Options, rates map[string][]float64) result.Result {
+func (s *scenario) report(name string, opts Options, turns map[string]*samples) result.Result {
 	r := result.Result{Scenario: name, Params: map[string]any{
 		"rounds": opts.Rounds, "duration_ms": float64(opts.Duration) / float64(time.Millisecond),
 	}, Ratios: map[string]result.Ratio{}}
 	maps.Copy(r.Params, s.params)
 	for _, p := range s.paths {
-		rate := rates[p.name]
+		rate := turns[p.name].rate
 		times := make([]float64, len(rate))
 		for i, v := range rate {
 			times[i] = 1e9 / v
@@ -88,9 +93,15 @@ func (s *scenario) report(name string, opts Options, rates map[string][]float64)
 		r.Rows = append(r.Rows,
 			result.NewRow(p.name, "rate", "items/s", rate),
 			result.NewRow(p.name, "time", "ns/item", times))
+		if p.pair != nil {
+			r.Rows = append(r.Rows, result.NewRow(p.name, "disturbed", "share", turns[p.name].disturbed))
+		}
+		if p.lost != nil {
+			r.Rows = append(r.Rows, result.NewRow(p.name, "lost", "share", turns[p.name].lost))
+		}
 	}
 	for _, q := range s.ratios {
-		over, under := rates[q.over], rates[q.under]
+		over, under := turns[q.over].rate, turns[q.under].rate
 		saved := make([]float64, len(over))
 		for i := range over {
 			saved[i] = 1e9/under[i] - 1e9/over[i]

@@ -93,7 +93,7 @@ func pairRing(batch int, opts ptrring.Options) (path, error) {
 		produce = func(src []*item) int { return one(r.Produce(src[0])) }
 		consume = func([]*item) int { return one(r.Consume() != nil) }
 	}
-	return path{pair: func(stop func() bool) int {
+	return path{pair: func(stop func() bool) (work, error) {
 		var over atomic.Bool
 		return together(2, func(i int) int {
 			if i == 0 {
@@ -121,7 +121,7 @@ func pairRing(batch int, opts ptrring.Options) (path, error) {
 					runtime.Gosched()
 				}
 			}
-		})
+		}), nil
 	}}, nil
 }
 
@@ -134,7 +134,7 @@ func one(ok bool) int {
 
 // movePair is pairRing for a channel, which needs no help in waiting.
 func movePair() path {
-	return path{pair: func(stop func() bool) int {
+	return path{pair: func(stop func() bool) (work, error) {
 		ch := make(chan *item, ringSize)
 		return together(2, func(i int) int {
 			if i == 0 {
@@ -152,7 +152,7 @@ func movePair() path {
 				n++
 			}
 			return n
-		})
+		}), nil
 	}}
 }
 

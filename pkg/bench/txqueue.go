@@ -38,7 +38,7 @@ func txScenario() (*scenario, error) {
 		}
 		s.paths = append(s.paths,
 			path{name: name, step: single[0].step, check: single[0].check},
-			path{name: name + "2", check: check, pair: func(stop func() bool) int {
+			path{name: name + "2", check: check, pair: func(stop func() bool) (work, error) {
 				return together(len(double), func(i int) int {
 					n := 0
 					for more := true; more; more = !stop() {
@@ -47,7 +47,7 @@ func txScenario() (*scenario, error) {
 						}
 					}
 					return n
-				})
+				}), nil
 			}})
 	}
 	return s, nil

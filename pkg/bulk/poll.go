@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 
+	"golang.org/x/sys/cpu"
+
 	"github.com/xveth/xveth/pkg/ptrring"
 )
 
@@ -92,6 +94,7 @@ type PollStats struct {
 // Poller moves entries of a ring to where they belong, some at a time. One goroutine uses
 // it. Nothing stays in it between two calls of Poll.
 type Poller struct {
+	_ cpu.CacheLinePad
 	PollConfig
 	stats PollStats
 
@@ -106,6 +109,7 @@ type Poller struct {
 	nDrops int
 	nPass  int
 	nOut   int
+	_      cpu.CacheLinePad
 }
 
 // NewPoller makes a Poller.

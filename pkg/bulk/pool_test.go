@@ -48,6 +48,26 @@ func TestAFrameIsOneCacheLine(t *testing.T) {
 	}
 }
 
+// What one worker writes to all the time shares no cache line with another worker's.
+func TestNoFalseSharing(t *testing.T) {
+	t.Parallel()
+	const line = 64
+	var (
+		c Cache
+		q TxQueue
+		p Poller
+	)
+	for name, gaps := range map[string][2]uintptr{
+		"cache":  {unsafe.Offsetof(c.pool), unsafe.Sizeof(c) - unsafe.Offsetof(c.items) - unsafe.Sizeof(c.items)},
+		"queue":  {unsafe.Offsetof(q.send), unsafe.Sizeof(q) - unsafe.Offsetof(q.frames) - unsafe.Sizeof(q.frames)},
+		"poller": {unsafe.Offsetof(p.PollConfig), unsafe.Sizeof(p) - unsafe.Offsetof(p.nOut) - unsafe.Sizeof(p.nOut)},
+	} {
+		if gaps[0] < line || gaps[1] < line {
+			t.Errorf("%s: %d bytes to what is before it and %d to what is behind", name, gaps[0], gaps[1])
+		}
+	}
+}
+
 func TestAllocBulkSaysHowMany(t *testing.T) {
 	t.Parallel()
 	p := newPool(t, 10)
@@ -63,6 +83,32 @@ func TestAllocBulkSaysHowMany(t *testing.T) {
 	if s := p.Stats(); s.Short != 6+8+1 {
 		t.Errorf("%d frames were short, want 15", s.Short)
 	}
+}
+
+// Who only tries has no lack of frames.
+func TestTryAllocBulk(t *testing.T) {
+	t.Parallel()
+	p := newPool(t, 10)
+	frames := make([]*Frame, 12)
+	got := 0
+	for _, want := range []int{8, 2, 0} {
+		n := p.TryAllocBulk(frames[got:min(got+8, len(frames))])
+		if n != want {
+			t.Fatalf("got %d frames, want %d", n, want)
+		}
+		got += n
+	}
+	for _, f := range frames[:got] {
+		if f.Headroom() != 32 || f.Len() != 0 {
+			t.Errorf("headroom %d, %d bytes", f.Headroom(), f.Len())
+		}
+	}
+	if s := p.Stats(); s.Short != 0 || s.Out != 10 {
+		t.Errorf("%+v, want none short", s)
+	}
+	// The pool knows that they are out.
+	FreeBulk(frames[:got])
+	wantFree(t, p, 10)
 }
 
 func TestFreshFrames(t *testing.T) {

@@ -5,6 +5,8 @@ package bulk
 import (
 	"errors"
 
+	"golang.org/x/sys/cpu"
+
 	"github.com/xveth/xveth/pkg/ptrring"
 )
 
@@ -33,11 +35,13 @@ func ToRing(r *ptrring.Ring[Frame]) SendFunc {
 // TxQueue collects frames and sends them together: one lock or one system call for up to
 // TxBatch frames. One goroutine uses it, and flushes it at the end of each poll.
 type TxQueue struct {
+	_      cpu.CacheLinePad
 	send   SendFunc
 	n      int
 	sent   uint64
 	unsent uint64
 	frames [TxBatch]*Frame
+	_      cpu.CacheLinePad
 }
 
 // NewTxQueue makes an empty queue.

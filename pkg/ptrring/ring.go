@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"unsafe"
 
 	"golang.org/x/sys/cpu"
 )
@@ -47,39 +48,46 @@ type Options struct {
 	Wait bool
 }
 
+// block is what each side of a ring has for itself: twice a cache line, because processors
+// fetch lines in pairs.
+const block = 2 * unsafe.Sizeof(cpu.CacheLinePad{})
+
 // Ring is a bounded FIFO of pointers to T.
 //
-// The two sides write to different cache lines; what either reads of the other
-// is alone on its line.
+// The two sides write to different blocks of cache lines. All that a side writes, its lock
+// included, is on one line, as in the kernel: that line is what moves from processor to
+// processor when several produce or consume.
 type Ring[T any] struct {
-	_         cpu.CacheLinePad
-	slots     []*T   // only Resize changes it
-	size      uint64 // len(slots)
-	handBack  uint64 // consumed slots that are handed back together
-	opts      Options
-	closed    atomic.Bool
-	wait      *waiting // nil without Wait
-	_         cpu.CacheLinePad
-	prod      producer
-	_         cpu.CacheLinePad
-	published atomic.Uint64 // entries ever produced; written by producers
-	_         cpu.CacheLinePad
-	cons      consumer
-	_         cpu.CacheLinePad
-	given     atomic.Uint64 // slots ever handed back; written by consumers
-	_         cpu.CacheLinePad
+	_        cpu.CacheLinePad
+	prod     producer
+	_        [block - unsafe.Sizeof(producer{})]byte
+	cons     consumer
+	_        [block - unsafe.Sizeof(consumer{})]byte
+	slots    []*T   // only Resize changes it
+	size     uint64 // len(slots)
+	handBack uint64 // consumed slots that are handed back together
+	opts     Options
+	closed   atomic.Bool
+	wait     *waiting // nil without Wait
+	_        cpu.CacheLinePad
 }
 
-// producer is what only producers use.
+// producer is what only producers write.
 type producer struct {
-	mu    sync.Mutex
+	mu        sync.Mutex
+	published atomic.Uint64 // entries ever produced
+	// What follows only producers read.
+
 	next  int    // slot that is filled next
 	limit uint64 // published may grow to this without another look at given
 }
 
-// consumer is what only consumers use.
+// consumer is what only consumers write.
 type consumer struct {
 	mu    sync.Mutex
+	given atomic.Uint64 // slots ever handed back
+	// What follows only consumers read.
+
 	next  int    // slot that is consumed next
 	head  uint64 // entries ever consumed (the kernel's consumer_head)
 	tail  uint64 // private copy of given (the kernel's consumer_tail)
@@ -138,7 +146,7 @@ func (r *Ring[T]) unlockConsumers() {
 func (r *Ring[T]) room(pos uint64, want int) int {
 	if r.prod.limit-pos < uint64(want) {
 		// Never say "full" from an old copy.
-		r.prod.limit = r.given.Load() + r.size
+		r.prod.limit = r.cons.given.Load() + r.size
 	}
 	return int(min(r.prod.limit-pos, uint64(want)))
 }
@@ -150,7 +158,7 @@ func (r *Ring[T]) Produce(p *T) bool {
 		return false
 	}
 	r.lockProducers()
-	pos := r.published.Load()
+	pos := r.prod.published.Load()
 	if (pos == r.prod.limit && r.room(pos, 1) == 0) || r.closed.Load() {
 		r.unlockProducers()
 		return false
@@ -164,7 +172,7 @@ func (r *Ring[T]) Produce(p *T) bool {
 		i = 0
 	}
 	r.prod.next = i
-	r.published.Store(pos + 1)
+	r.prod.published.Store(pos + 1)
 	r.unlockProducers()
 	if r.wait != nil {
 		r.wait.items.notify()
@@ -182,7 +190,7 @@ func (r *Ring[T]) ProduceBatch(src []*T) int {
 		}
 	}
 	r.lockProducers()
-	pos := r.published.Load()
+	pos := r.prod.published.Load()
 	n := r.room(pos, len(src))
 	if n == 0 || r.closed.Load() {
 		r.unlockProducers()
@@ -200,7 +208,7 @@ func (r *Ring[T]) ProduceBatch(src []*T) int {
 		copy(r.slots, src[first:n])
 	}
 	r.prod.next = i
-	r.published.Store(pos + uint64(n))
+	r.prod.published.Store(pos + uint64(n))
 	r.unlockProducers()
 	if r.wait != nil {
 		r.wait.items.notify()
@@ -213,7 +221,7 @@ func (r *Ring[T]) ProduceBatch(src []*T) int {
 func (r *Ring[T]) filled(want int) int {
 	c := &r.cons
 	if c.limit-c.head < uint64(want) {
-		c.limit = r.published.Load()
+		c.limit = r.prod.published.Load()
 		if c.limit == c.head {
 			r.giveBack()
 			return 0
@@ -228,7 +236,7 @@ func (r *Ring[T]) giveBack() {
 		return
 	}
 	r.cons.tail = r.cons.head
-	r.given.Store(r.cons.head)
+	r.cons.given.Store(r.cons.head)
 	if r.wait != nil {
 		r.wait.space.notify()
 	}
@@ -302,7 +310,7 @@ func (r *Ring[T]) Peek() *T {
 func (r *Ring[T]) Len() int {
 	r.lockConsumers()
 	defer r.unlockConsumers()
-	return int(r.published.Load() - r.cons.head)
+	return int(r.prod.published.Load() - r.cons.head)
 }
 
 // Empty says whether there is nothing to consume.
@@ -312,9 +320,9 @@ func (r *Ring[T]) Empty() bool { return r.Len() == 0 }
 // consumed slots that have not been handed back. It takes no lock, may be called from
 // any goroutine, also with SingleConsumer, and is already old when it returns.
 func (r *Ring[T]) Used() int {
-	given := r.given.Load()
+	given := r.cons.given.Load()
 	// The producer may have gone on since, beyond what fits.
-	return int(r.published.Load() - given)
+	return int(r.prod.published.Load() - given)
 }
 
 // Cap returns how many entries the ring holds. It is not to be called while
@@ -325,7 +333,7 @@ func (r *Ring[T]) Cap() int { return len(r.slots) }
 func (r *Ring[T]) Full() bool {
 	r.lockProducers()
 	defer r.unlockProducers()
-	return r.room(r.published.Load(), 1) == 0
+	return r.room(r.prod.published.Load(), 1) == 0
 }
 
 // checkFree panics if a slot that is about to be filled is not free: then the ring

@@ -28,7 +28,7 @@ func (r *Ring[T]) unconsume(batch []*T) int {
 	r.lockConsumers()
 	r.lockProducers()
 	c := &r.cons
-	room := r.size - (r.published.Load() - c.head)
+	room := r.size - (r.prod.published.Load() - c.head)
 	n := len(batch)
 	for n > 0 && room > 0 {
 		n--
@@ -44,7 +44,7 @@ func (r *Ring[T]) unconsume(batch []*T) int {
 	}
 	// The producer's copy may promise slots that are in use again.
 	c.tail = c.head
-	r.given.Store(c.head)
+	r.cons.given.Store(c.head)
 	r.prod.limit = c.head + r.size
 	r.unlockProducers()
 	r.unlockConsumers()
@@ -77,7 +77,7 @@ func (r *Ring[T]) swap(fresh []*T) []*T {
 	r.lockConsumers()
 	r.lockProducers()
 	c := &r.cons
-	n := int(r.published.Load() - c.head)
+	n := int(r.prod.published.Load() - c.head)
 	held := make([]*T, 0, n)
 	first := min(n, len(r.slots)-c.next)
 	held = append(held, r.slots[c.next:c.next+first]...)
@@ -90,8 +90,8 @@ func (r *Ring[T]) swap(fresh []*T) []*T {
 	// published must never seem to go back behind given.
 	pos := c.head + uint64(kept)
 	c.tail, c.limit = c.head, pos
-	r.published.Store(pos)
-	r.given.Store(c.head)
+	r.prod.published.Store(pos)
+	r.cons.given.Store(c.head)
 	r.prod.limit = c.head + r.size
 	r.unlockProducers()
 	r.unlockConsumers()

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"slices"
 
+	"golang.org/x/sys/cpu"
+
 	"github.com/xveth/xveth/pkg/ptrring"
 )
 
@@ -94,6 +96,7 @@ type PollStats struct {
 // Poller moves entries of a ring to where they belong, some at a time. One goroutine uses
 // it. Nothing stays in it between two calls of Poll.
 type Poller struct {
+	_ cpu.CacheLinePad
 	PollConfig
 	stats PollStats
 
@@ -108,6 +111,7 @@ type Poller struct {
 	nDrops int
 	nPass  int
 	nOut   int
+	_      cpu.CacheLinePad
 }
 
 // NewPoller makes a Poller.

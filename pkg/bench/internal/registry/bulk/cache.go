@@ -4,13 +4,17 @@
 
 package bulk
 
+import "golang.org/x/sys/cpu"
+
 // Cache is a worker's own stock of a pool's frames, so that most allocations take no
 // lock. It is refilled and emptied in bulk. One goroutine uses it.
 type Cache struct {
+	_     cpu.CacheLinePad
 	pool  *Pool
 	batch int
 	n     int
 	items []*Frame
+	_     cpu.CacheLinePad
 }
 
 // NewCache makes an empty cache that holds up to two batches. A batch is what moves

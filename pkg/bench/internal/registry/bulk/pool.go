@@ -61,7 +61,8 @@ type Stats struct {
 	Free int
 	// Out frames are allocated, or cached by a worker (see Cache.Len).
 	Out int
-	// Short counts frames that were asked for and not there.
+	// Short counts frames that were asked for and not there: drops, for who asked. Frames
+	// that TryAllocBulk did not find are not among them.
 	Short uint64
 }
 
@@ -204,6 +205,14 @@ func (p *Pool) Stats() Stats {
 // that it did not get count in Stats.Short.
 func (p *Pool) AllocBulk(dst []*Frame) int {
 	n := p.free.take(dst)
+	p.prepare(dst[:n])
+	return n
+}
+
+// TryAllocBulk is AllocBulk for one who takes what there is, and asks again later: what it did
+// not get is missing nowhere, and counts nowhere.
+func (p *Pool) TryAllocBulk(dst []*Frame) int {
+	n := p.free.takeSome(dst, 0)
 	p.prepare(dst[:n])
 	return n
 }

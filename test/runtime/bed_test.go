@@ -5,7 +5,9 @@ package runtime_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -53,6 +55,12 @@ func newBed(t *testing.T) *bed {
 	b.link(t, filepath.Join(bins.own, "xveth"), "xveth")
 	for _, name := range []string{"bandwidth", "bridge", "firewall", "host-local", "loopback", "portmap", "ptp", "tuning"} {
 		b.link(t, tool(t, name), name)
+	}
+	for _, addr := range []netip.Addr{rig.ExtAddr4, rig.ExtAddr6} {
+		at := netip.AddrPortFrom(addr, extPort)
+		if err := errors.Join(r.Ext.EchoUDP(t.Context(), at), r.Ext.EchoTCP(t.Context(), at)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	before := b.state(t)
 	t.Cleanup(func() {

@@ -33,6 +33,9 @@ var flavours = []flavour{
 	{"containerd 2", tool, conf2, "1.1.0"},
 }
 
+// startWait bounds the wait for something to start on a busy machine.
+const startWait = 30 * time.Second
+
 const socket = "/run/containerd/containerd.sock"
 
 // Not every machine lets processes lower their oom_score_adj.
@@ -113,7 +116,7 @@ func (c *containerd) start(t *testing.T) {
 			}
 		})
 	}
-	eventually(t, 30*time.Second, "containerd answers", func() bool {
+	eventually(t, startWait, "containerd answers", func() bool {
 		_, err := c.machine.Run(ctxOf(t), tool(t, "crictl"), c.args("version")...)
 		return err == nil
 	})
@@ -175,8 +178,9 @@ type pod struct {
 func (c *containerd) sandboxConf(t *testing.T, name string, changes map[string]any) string {
 	t.Helper()
 	conf := map[string]any{
-		"metadata": map[string]any{"name": name, "namespace": "default", "uid": "uid-" + name},
-		"linux":    map[string]any{"cgroup_parent": "/" + c.machine.Cgroup},
+		"metadata":      map[string]any{"name": name, "namespace": "default", "uid": "uid-" + name},
+		"linux":         map[string]any{"cgroup_parent": "/" + c.machine.Cgroup},
+		"log_directory": c.dir,
 	}
 	for k, v := range changes {
 		conf[k] = v
@@ -202,18 +206,44 @@ func (c *containerd) tryPod(t *testing.T, name string, changes map[string]any) (
 	if p.id, err = c.tryCrictl(t, "runp", p.conf); err != nil {
 		return nil, err
 	}
-	container := c.writeJSON(t, name+"-echo.json", map[string]any{
+	return p, c.addContainer(t, p)
+}
+
+// addContainer runs the echo server in a pod's sandbox.
+func (c *containerd) addContainer(t *testing.T, p *pod) error {
+	t.Helper()
+	log := "echo-" + p.id + ".log"
+	conf := c.writeJSON(t, "echo-"+p.id+".json", map[string]any{
 		"metadata": map[string]any{"name": "echo"},
 		"image":    map[string]any{"image": imageName},
+		"command":  serve,
 		"linux":    map[string]any{},
+		"log_path": log,
 	})
-	if p.container, err = c.tryCrictl(t, "create", p.id, container, p.conf); err != nil {
-		return nil, err
+	_ = os.Remove(filepath.Join(c.dir, log))
+	var err error
+	if p.container, err = c.tryCrictl(t, "create", p.id, conf, p.conf); err != nil {
+		return err
 	}
 	if _, err := c.tryCrictl(t, "start", p.container); err != nil {
-		return nil, err
+		return err
 	}
-	return p, c.readStatus(t, p)
+	if err := waitServing(filepath.Join(c.dir, log)); err != nil {
+		return err
+	}
+	return c.readStatus(t, p)
+}
+
+// waitServing waits until the log of a container's output says that its server is there.
+func waitServing(log string) error {
+	var text []byte
+	for end := time.Now().Add(startWait); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		var err error
+		if text, err = os.ReadFile(log); err == nil && bytes.Contains(text, []byte(serving)) {
+			return nil
+		}
+	}
+	return fmt.Errorf("the server does not start within %v: %q", startWait, text)
 }
 
 // sandboxStatus is what crictl tells of a sandbox.

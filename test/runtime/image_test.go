@@ -16,9 +16,15 @@ import (
 const (
 	// imageName is that of the one image; no registry has the host's name.
 	imageName = "xveth.test/guest:1"
-	// servePort is where containers echo by default.
+	// servePort is where containers echo.
 	servePort = 7000
+	// serving is what the server prints when it can be reached.
+	serving = "serving"
 )
+
+// serve is the command of a container that echoes. By itself the image only waits, which is
+// all that a sandbox has to do.
+var serve = []string{"/bin/guest", "serve", fmt.Sprint(servePort)}
 
 // busybox is Debian's, linked statically.
 const busybox = "/usr/bin/busybox"
@@ -32,7 +38,7 @@ func writeImage(to, guest string) error {
 	}
 	config, err := json.Marshal(map[string]any{
 		"architecture": runtime.GOARCH, "os": runtime.GOOS,
-		"config": map[string]any{"Cmd": []string{"/bin/guest", "serve", fmt.Sprint(servePort)}, "Env": []string{"PATH=/bin"}},
+		"config": map[string]any{"Cmd": []string{"/bin/guest", "pause"}, "Env": []string{"PATH=/bin"}},
 		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(layer))}},
 	})
 	if err != nil {

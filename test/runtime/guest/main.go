@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command guest is what the test images and machines run: process 1 of a machine or of a
-// sandbox, a server that echoes, and a client that measures whether all came back.
+// sandbox, a server that echoes, and a client that measures whether all came back. Under
+// the name "hold" it is a CNI plugin that can be made to wait or to fail.
 package main
 
 import (
@@ -11,6 +12,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strconv"
 	"time"
 
@@ -28,6 +30,10 @@ const usage = `usage: guest init                      process 1 of a machine
 const patience = 5 * time.Second
 
 func main() {
+	if filepath.Base(os.Args[0]) == holdName {
+		hold()
+		return
+	}
 	if err := run(os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "guest:", err)
 		os.Exit(1)
@@ -57,10 +63,13 @@ func beInit() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
-	if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
-		return fmt.Errorf("mount /proc: %w", err)
+	// The runtimes keep locks in /dev/shm.
+	for dir, kind := range map[string]string{"/proc": "proc", "/dev/shm": "tmpfs"} {
+		if err := unix.Mount(kind, dir, kind, 0, ""); err != nil {
+			return fmt.Errorf("mount %s: %w", dir, err)
+		}
 	}
-	fmt.Println(rig.Ready)
+	fmt.Fprintln(os.Stdout, rig.Ready)
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, unix.SIGCHLD)
 	for range ended {
@@ -98,6 +107,7 @@ func serve(port string) error {
 	failed := make(chan error, 2)
 	go func() { failed <- serveTCP(tcp) }()
 	go func() { failed <- serveUDP(udp) }()
+	fmt.Fprintln(os.Stdout, "serving")
 	return pause(failed)
 }
 
@@ -143,6 +153,6 @@ func dial(network, addr string, n int) error {
 			return fmt.Errorf("round trip %d: got %q, want %q", i, got, msg)
 		}
 	}
-	fmt.Println(conn.LocalAddr())
+	fmt.Fprintln(os.Stdout, conn.LocalAddr())
 	return nil
 }

@@ -22,6 +22,9 @@ import (
 // network is the name of the network that the runtimes are given.
 const network = "rig"
 
+// netFile is the name of its configuration's file.
+const netFile = "10-rig.conflist"
+
 // bed is a rig whose node runs daemons.
 type bed struct {
 	*rig.Rig
@@ -42,16 +45,9 @@ func newBed(t *testing.T) *bed {
 		t.Fatal(err)
 	}
 	t.Cleanup(r.Close)
-	m, err := r.Node.Boot(exec.Command(bins.guest, "init"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := m.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	b := &bed{Rig: r, machine: m, confDir: t.TempDir(), binDir: t.TempDir()}
+	b := &bed{Rig: r, confDir: t.TempDir(), binDir: t.TempDir()}
+	b.boot(t)
+	t.Cleanup(func() { b.down(t) })
 	b.link(t, filepath.Join(bins.own, "xveth"), "xveth")
 	for _, name := range []string{"bandwidth", "bridge", "firewall", "host-local", "loopback", "portmap", "ptp", "tuning"} {
 		b.link(t, tool(t, name), name)
@@ -64,12 +60,42 @@ func newBed(t *testing.T) *bed {
 	}
 	before := b.state(t)
 	t.Cleanup(func() {
-		if after := b.state(t); after != before {
-			t.Errorf("left on the node: %s", stateDiff(before, after))
-		}
+		b.wantState(t, before)
 		b.wantNoFlows(t)
 	})
 	return b
+}
+
+func (b *bed) boot(t *testing.T) {
+	t.Helper()
+	var err error
+	if b.machine, err = b.Node.Boot(exec.Command(bins.guest, "init")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (b *bed) down(t *testing.T) {
+	t.Helper()
+	if err := b.machine.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// reboot removes what a reboot removes: all processes, and with them namespaces and mounts,
+// /run, rules, programs and pins.
+func (b *bed) reboot(t *testing.T) {
+	t.Helper()
+	b.down(t)
+	_, err := b.Node.Run(ctxOf(t), "sh", "-c", "ip link set "+rig.Uplink+" xdp off; nft flush ruleset && "+
+		"rm -r "+datapath.DefaultDir+" && find /run -mindepth 1 -maxdepth 1 -exec rm -r {} +")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.boot(t)
+	b.sh(t, "mkdir -p /run/netns")
+	eventually(t, startWait, "the pods' interfaces are gone", func() bool {
+		return !strings.Contains(b.sh(t, "ip -o link"), ": xv")
+	})
 }
 
 // link makes a program a plugin of the runtimes'.
@@ -84,7 +110,7 @@ func (b *bed) link(t *testing.T, program, name string) {
 // keys of it changed, and more plugins behind it.
 func (b *bed) writeNet(t *testing.T, version string, changes map[string]any, more ...map[string]any) {
 	t.Helper()
-	b.writeNetAs(t, "10-rig.conflist", network, version, changes, more...)
+	b.writeNetAs(t, netFile, network, version, changes, more...)
 }
 
 func (b *bed) writeNetAs(t *testing.T, file, name, version string, changes map[string]any, more ...map[string]any) {
@@ -126,6 +152,14 @@ func (b *bed) state(t *testing.T) string {
 		fmt.Fprintf(&text, "# %s\n%s", cmd, out)
 	}
 	return text.String()
+}
+
+// wantState compares the node with an earlier look at it.
+func (b *bed) wantState(t *testing.T, before string) {
+	t.Helper()
+	if after := b.state(t); after != before {
+		t.Errorf("left on the node: %s", stateDiff(before, after))
+	}
 }
 
 // stateDiff lists the lines that only one of two states has.

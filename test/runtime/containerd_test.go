@@ -314,10 +314,16 @@ func (c *containerd) remove(t *testing.T, p *pod) {
 	c.crictl(t, "rmp", p.id)
 }
 
+// pods lists the sandboxes that containerd knows.
+func (c *containerd) pods(t *testing.T, filter ...string) []string {
+	t.Helper()
+	return strings.Fields(c.crictl(t, append([]string{"pods", "--quiet"}, filter...)...))
+}
+
 // removeAll removes what a test that failed has left.
 func (c *containerd) removeAll(t *testing.T) {
 	t.Helper()
-	for _, id := range strings.Fields(c.crictl(t, "pods", "--quiet")) {
+	for _, id := range c.pods(t) {
 		c.crictl(t, "stopp", id)
 		c.crictl(t, "rmp", "--force", id)
 	}

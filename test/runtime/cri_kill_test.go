@@ -191,13 +191,14 @@ func (c *containerd) waitAt(t *testing.T, h *holder, i int, verb string) {
 func (c *containerd) recover(t *testing.T, empty string) {
 	t.Helper()
 	c.start(t)
-	for _, id := range strings.Fields(c.crictl(t, "pods", "--quiet")) {
+	if c.state(t) == empty {
+		t.Error("nothing of the pod was left to recover from")
+	}
+	for _, id := range c.pods(t) {
 		c.crictl(t, "stopp", id)
 		c.crictl(t, "rmp", id)
 	}
-	if after := c.state(t); after != empty {
-		t.Errorf("left on the node: %s", stateDiff(empty, after))
-	}
+	c.wantState(t, empty)
 	p := c.addPod(t, "next", nil)
 	c.wantFastIn(t, "udp", p.inBoth()[0], p.inBoth()[0])
 	c.remove(t, p)

@@ -66,9 +66,7 @@ func TestCRI(t *testing.T) {
 			t.Errorf("still reserved: %v", got)
 		}
 		c.crictl(t, "rmp", p.id)
-		if after := c.state(t); after != empty {
-			t.Errorf("left on the node: %s", stateDiff(empty, after))
-		}
+		c.wantState(t, empty)
 	})
 }
 
@@ -160,9 +158,7 @@ func TestCRIParallel(t *testing.T) {
 			_, err := c.tryCrictl(t, "rmp", pods[i].id)
 			return err
 		})
-		if after := c.state(t); after != empty {
-			t.Errorf("left on the node: %s", stateDiff(empty, after))
-		}
+		c.wantState(t, empty)
 	})
 }
 

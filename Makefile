@@ -58,6 +58,16 @@ test-tools: # cnitool and the reference plugins at the versions of test/tools/go
 	@mkdir -p .cache/bin
 	CGO_ENABLED=0 go build -C test/tools -trimpath -buildvcs=false -o $(CACHE)/bin/ tool ./testsum
 
+.PHONY: test-runtime
+test-runtime: runtime-tools ## run the tests with containerd, podman and libcni (root; installs and builds them)
+	@test/deps.sh runtime
+	@TIMEOUT=$${TIMEOUT:-15m} test/run.sh $(ARGS) ./test/runtime
+
+.PHONY: runtime-tools
+runtime-tools: # containerd and crictl at the versions of test/tools/runtime/go.mod: some minutes, once
+	@mkdir -p .cache/runtime
+	CGO_ENABLED=0 go build -C test/tools/runtime -trimpath -buildvcs=false -ldflags '-s -w' -o $(CACHE)/runtime/ tool
+
 BENCH := $(CACHE)/bench
 
 .PHONY: bench
@@ -117,11 +127,11 @@ $(GOLANGCI_LINT): # named after its version, so that a new pin builds anew
 check: generate-check lint test ## all that a change needs: generate-check, lint, test
 
 .PHONY: tools
-tools: test-tools $(GOLANGCI_LINT) ## build the pinned tools of test and lint into .cache/
+tools: test-tools runtime-tools $(GOLANGCI_LINT) ## build the pinned tools of test and lint into .cache/
 
 .PHONY: deps
-deps: ## install all that demo, test, generate and lint need (root)
-	@test/deps.sh demo test generate lint
+deps: ## install all that demo, the tests, generate and lint need (root)
+	@test/deps.sh demo bench test runtime generate lint
 
 .PHONY: install
 install: build ## install into $(DESTDIR): plugins to /opt/cni/bin, commands to PREFIX/bin

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Installs the commands and headers that a part of the work needs, and only those that are missing.
-# usage: test/deps.sh demo|bench|test|generate|lint|ci...
+# usage: test/deps.sh demo|bench|test|runtime|generate|lint|ci...
 #
 # Debian and Ubuntu: by apt-get, as root. Elsewhere: names what is missing and exits 1.
 set -euo pipefail
@@ -36,6 +36,14 @@ needs() {
 			bpftool bpftool
 		END
 		;;
+	runtime)
+		cat <<-END
+			containerd containerd
+			runc runc
+			podman podman
+			/usr/share/doc/busybox-static busybox-static
+		END
+		;;
 	generate)
 		cat <<-END
 			git git
@@ -60,7 +68,7 @@ needs() {
 		END
 		;;
 	*)
-		echo "test/deps.sh: no such profile: \"$1\" (demo, bench, test, generate, lint, ci)" >&2
+		echo "test/deps.sh: no such profile: \"$1\" (demo, bench, test, runtime, generate, lint, ci)" >&2
 		exit 2
 		;;
 	esac
@@ -98,7 +106,7 @@ install_packages() {
 main() {
 	local profile list need package missing=() packages=()
 	if (($# == 0)); then
-		echo "usage: test/deps.sh demo|bench|test|generate|lint|ci..." >&2
+		echo "usage: test/deps.sh demo|bench|test|runtime|generate|lint|ci..." >&2
 		exit 2
 	fi
 	for profile in "$@"; do

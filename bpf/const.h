@@ -25,6 +25,7 @@
 
 #define XV_PACKET_HOST 0 /* skb->pkt_type: the frame is addressed to the device */
 #define XV_PACKET_OTHERHOST 3 /* to somebody else: a bridge may forward it */
+#define XV_NETIF_F_TSO (1ULL << 16) /* net_device->hw_features */
 #define XV_IFF_BRIDGE_PORT 0x200 /* net_device->priv_flags */
 #define XV_CHECKSUM_PARTIAL 3 /* skb->ip_summed: the pseudo header alone is summed */
 
@@ -44,7 +45,8 @@
 #define XV_F_BOUNCE (1 << 3) /* the way out is the way in */
 #define XV_F_REPLY (1 << 4) /* to conntrack these packets are the answer */
 #define XV_F_GRACE (1 << 5) /* its deadline was put off once (rescue.h) */
-#define XV_F_BRIDGED (1 << 6) /* a bridge forwards it: MAC addresses and TTL stay */
+#define XV_F_BRIDGED (1 << 6) /* a bridge forwards it */
+#define XV_F_MEMBER (1 << 7) /* the way in is the port of a bridge */
 
 /* Conntrack (include/uapi/linux/netfilter/nf_conntrack_{common,tcp}.h). */
 #define XV_CT_INFO_MASK 7

@@ -113,6 +113,21 @@ type DatapathXvLossKey struct {
 	Err     int32
 }
 
+type DatapathXvMember struct {
+	_      structs.HostLayout
+	Mac    [6]uint8
+	Pad    [2]uint8
+	Bridge uint32
+}
+
+type DatapathXvOrigin struct {
+	_      structs.HostLayout
+	Port   uint32
+	Bridge uint32
+	Note   uint16
+	Macs   [6]uint8
+}
+
 type DatapathXvPort struct {
 	_   structs.HostLayout
 	Mac [6]uint8
@@ -159,9 +174,10 @@ const (
 	DatapathXvReasonXV_LEARN_QDISC          DatapathXvReason = 34
 	DatapathXvReasonXV_LEARN_NO_XMIT        DatapathXvReason = 35
 	DatapathXvReasonXV_LEARN_FOREIGN_EGRESS DatapathXvReason = 36
-	DatapathXvReasonXV_LEARN_FLOODED        DatapathXvReason = 37
-	DatapathXvReasonXV_LEARN_FULL           DatapathXvReason = 38
-	DatapathXvReasonXV_REASON_MAX           DatapathXvReason = 39
+	DatapathXvReasonXV_LEARN_POD_XDP        DatapathXvReason = 37
+	DatapathXvReasonXV_LEARN_FLOODED        DatapathXvReason = 38
+	DatapathXvReasonXV_LEARN_FULL           DatapathXvReason = 39
+	DatapathXvReasonXV_REASON_MAX           DatapathXvReason = 40
 )
 
 type DatapathXvRefusal struct {
@@ -194,6 +210,7 @@ const (
 	DatapathMapXvFlows6         = "xv_flows6"
 	DatapathMapXvLosses         = "xv_losses"
 	DatapathMapXvMembers        = "xv_members"
+	DatapathMapXvOrigins        = "xv_origins"
 	DatapathMapXvPolls          = "xv_polls"
 	DatapathMapXvPorts          = "xv_ports"
 	DatapathMapXvRefusals       = "xv_refusals"
@@ -203,7 +220,6 @@ const (
 	DatapathProgXvOnDevmapXmit  = "xv_on_devmap_xmit"
 	DatapathProgXvOnPoll        = "xv_on_poll"
 	DatapathProgXvOnRedirectErr = "xv_on_redirect_err"
-	DatapathProgXvTcBridge      = "xv_tc_bridge"
 	DatapathProgXvTcIn          = "xv_tc_in"
 	DatapathProgXvTcNote        = "xv_tc_note"
 	DatapathProgXvXdpIn         = "xv_xdp_in"
@@ -260,7 +276,6 @@ type DatapathProgramSpecs struct {
 	XvOnDevmapXmit  *ebpf.ProgramSpec `ebpf:"xv_on_devmap_xmit"`
 	XvOnPoll        *ebpf.ProgramSpec `ebpf:"xv_on_poll"`
 	XvOnRedirectErr *ebpf.ProgramSpec `ebpf:"xv_on_redirect_err"`
-	XvTcBridge      *ebpf.ProgramSpec `ebpf:"xv_tc_bridge"`
 	XvTcIn          *ebpf.ProgramSpec `ebpf:"xv_tc_in"`
 	XvTcNote        *ebpf.ProgramSpec `ebpf:"xv_tc_note"`
 	XvXdpIn         *ebpf.ProgramSpec `ebpf:"xv_xdp_in"`
@@ -279,6 +294,7 @@ type DatapathMapSpecs struct {
 	XvFlows6     *ebpf.MapSpec `ebpf:"xv_flows6"`
 	XvLosses     *ebpf.MapSpec `ebpf:"xv_losses"`
 	XvMembers    *ebpf.MapSpec `ebpf:"xv_members"`
+	XvOrigins    *ebpf.MapSpec `ebpf:"xv_origins"`
 	XvPolls      *ebpf.MapSpec `ebpf:"xv_polls"`
 	XvPorts      *ebpf.MapSpec `ebpf:"xv_ports"`
 	XvRefusals   *ebpf.MapSpec `ebpf:"xv_refusals"`
@@ -324,6 +340,7 @@ type DatapathMaps struct {
 	XvFlows6     *ebpf.Map `ebpf:"xv_flows6"`
 	XvLosses     *ebpf.Map `ebpf:"xv_losses"`
 	XvMembers    *ebpf.Map `ebpf:"xv_members"`
+	XvOrigins    *ebpf.Map `ebpf:"xv_origins"`
 	XvPolls      *ebpf.Map `ebpf:"xv_polls"`
 	XvPorts      *ebpf.Map `ebpf:"xv_ports"`
 	XvRefusals   *ebpf.Map `ebpf:"xv_refusals"`
@@ -341,6 +358,7 @@ func (m *DatapathMaps) Close() error {
 		m.XvFlows6,
 		m.XvLosses,
 		m.XvMembers,
+		m.XvOrigins,
 		m.XvPolls,
 		m.XvPorts,
 		m.XvRefusals,
@@ -367,7 +385,6 @@ type DatapathPrograms struct {
 	XvOnDevmapXmit  *ebpf.Program `ebpf:"xv_on_devmap_xmit"`
 	XvOnPoll        *ebpf.Program `ebpf:"xv_on_poll"`
 	XvOnRedirectErr *ebpf.Program `ebpf:"xv_on_redirect_err"`
-	XvTcBridge      *ebpf.Program `ebpf:"xv_tc_bridge"`
 	XvTcIn          *ebpf.Program `ebpf:"xv_tc_in"`
 	XvTcNote        *ebpf.Program `ebpf:"xv_tc_note"`
 	XvXdpIn         *ebpf.Program `ebpf:"xv_xdp_in"`
@@ -380,7 +397,6 @@ func (p *DatapathPrograms) Close() error {
 		p.XvOnDevmapXmit,
 		p.XvOnPoll,
 		p.XvOnRedirectErr,
-		p.XvTcBridge,
 		p.XvTcIn,
 		p.XvTcNote,
 		p.XvXdpIn,

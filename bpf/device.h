@@ -113,6 +113,15 @@ static __always_inline bool xv_takes_frames(struct sk_buff *skb)
 	return skb->dev->xdp_features & XV_XDP_ACT_NDO_XMIT;
 }
 
+/*
+ * Whether the pod runs XDP on its end: veth then takes segmentation from the host's
+ * (veth_xdp_set() in drivers/net/veth.c).
+ */
+static __always_inline bool xv_pod_runs_xdp(struct sk_buff *skb)
+{
+	return skb && !(skb->dev->hw_features & XV_NETIF_F_TSO);
+}
+
 static __always_inline bool xv_is_bridge_port(struct sk_buff *skb)
 {
 	return skb && BPF_CORE_READ_BITFIELD(skb->dev, priv_flags) & XV_IFF_BRIDGE_PORT;
@@ -155,4 +164,17 @@ static __always_inline enum xv_reason xv_bridge_objection(struct sk_buff *skb)
 	bpf_core_read(&qdisc, sizeof(qdisc), &bridge->qdisc);
 	bpf_core_read(&enqueue, sizeof(enqueue), &qdisc->enqueue);
 	return enqueue ? XV_LEARN_QDISC : XV_OK;
+}
+
+/* Whether programs or filters run on what the bridge hands to the node. */
+static __always_inline bool xv_bridge_has_ingress(struct sk_buff *skb)
+{
+	struct net_device *bridge = xv_bridge_of(skb->dev);
+	struct bpf_mprog_entry *ingress = 0;
+
+	if (!bridge)
+		return true;
+	if (bpf_core_field_exists(struct net_device, tcx_ingress))
+		bpf_core_read(&ingress, sizeof(ingress), &bridge->tcx_ingress);
+	return ingress;
 }

@@ -106,6 +106,7 @@ static __always_inline void xv_copy_action(const struct xv_flow *f, int family, 
 	a->dport = f->dport;
 	__builtin_memcpy(a->dst_mac, f->dst_mac, 6);
 	__builtin_memcpy(a->src_mac, f->src_mac, 6);
+	__builtin_memcpy(a->in_mac, f->in_mac, 6);
 	if (family == 4) {
 		const struct xv_flow4 *f4 = (const void *)f;
 

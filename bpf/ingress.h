@@ -106,6 +106,7 @@ static __always_inline enum xv_reason xv_parse_skb(struct __sk_buff *skb, int fa
 	__u32 want = xv_l4_off(family) + XV_TCP_HLEN;
 	__u32 gso_len = xv_gso_len(skb);
 
+	p->type = skb->pkt_type;
 	reason = xv_parse((void *)(long)skb->data, (void *)(long)skb->data_end, family,
 			  skb->ifindex, gso_len, p);
 	if (reason != XV_PASS_SHORT || skb->len <= skb->data_end - skb->data)
@@ -137,28 +138,36 @@ static __always_inline void xv_skb_csum(struct __sk_buff *skb, const struct xv_p
 }
 
 /* Whether the kernel may forward the frame: it is for the node, or a bridge takes it. */
-static __always_inline bool xv_may_forward(const struct __sk_buff *skb, struct sk_buff *kskb)
+static __always_inline bool xv_may_forward(const struct xv_packet *p, struct sk_buff *kskb)
 {
-	if (skb->pkt_type == XV_PACKET_OTHERHOST)
+	if (p->type == XV_PACKET_OTHERHOST)
 		return xv_is_bridge_port(kskb);
-	return skb->pkt_type == XV_PACKET_HOST;
+	return p->type == XV_PACKET_HOST;
+}
+
+/* Both MAC addresses of a frame in the space of one. */
+static __always_inline void xv_mix_macs(const struct xv_eth *eth, __u8 *macs)
+{
+	for (int i = 0; i < 6; i++)
+		macs[i] = eth->dst[i] ^ eth->src[i < 3 ? i + 3 : i - 3];
 }
 
 /*
  * Whether the frame is addressed as those that the flow was learned from. A bridge decides
- * by the MAC addresses, so one that it forwards must have the same.
+ * by the MAC addresses, so a frame of one of its ports must have the same.
  */
-static __always_inline bool xv_same_address(const struct __sk_buff *skb, const struct xv_action *a)
+static __always_inline bool xv_same_address(struct __sk_buff *skb, const struct xv_packet *p,
+					    const struct xv_action *a)
 {
 	const struct xv_eth *eth = (void *)(long)skb->data;
+	__u8 macs[6];
 
-	if ((skb->pkt_type == XV_PACKET_OTHERHOST) != !!(a->flags & XV_F_BRIDGED))
-		return false;
-	if (!(a->flags & XV_F_BRIDGED))
-		return true;
+	if (!(a->flags & XV_F_MEMBER))
+		return p->type == XV_PACKET_HOST && !xv_is_bridge_port(xv_kernel_skb(skb));
 	if ((void *)(eth + 1) > (void *)(long)skb->data_end)
 		return false;
-	return xv_same_mac(eth->dst, a->dst_mac) && xv_same_mac(eth->src, a->src_mac);
+	xv_mix_macs(eth, macs);
+	return xv_same_mac(macs, a->in_mac);
 }
 
 static __always_inline enum xv_reason xv_tc_hit(struct __sk_buff *skb, const struct xv_packet *p,
@@ -177,14 +186,14 @@ static __always_inline enum xv_reason xv_tc_hit(struct __sk_buff *skb, const str
 		return reason;
 	if (skb->len < whole)
 		return XV_PASS_SHORT;
-	if (!xv_may_forward(skb, xv_kernel_skb(skb)))
+	if (!xv_may_forward(p, xv_kernel_skb(skb)))
 		return XV_PASS_NOT_FOR_US;
 	if (!skb->gso_size || seg_len > p->len)
 		seg_len = p->len;
 	reason = xv_find(p, family, seg_len, 0, &a, &flow);
 	if (reason)
 		return reason;
-	if (!xv_same_address(skb, &a))
+	if (!xv_same_address(skb, p, &a))
 		return XV_PASS_NOT_FOR_US;
 	if (skb->len > whole && bpf_skb_change_tail(skb, whole, 0))
 		return XV_PASS_SHORT;
@@ -193,6 +202,9 @@ static __always_inline enum xv_reason xv_tc_hit(struct __sk_buff *skb, const str
 		xv_skb_csum(skb, p, family, addrs, xv_diff_ports(p, &a, family));
 	}
 	if (!xv_rewrite((void *)(long)skb->data, (void *)(long)skb->data_end, &a, family, addrs))
+		return XV_PASS_SHORT;
+	/* The pod's stack drops what a bridge would have sent to it; new kernels see to that. */
+	if (p->type != XV_PACKET_HOST && bpf_skb_change_type(skb, XV_PACKET_HOST))
 		return XV_PASS_SHORT;
 	xv_count_flow(flow, segs, p->len);
 	skb->tc_index = XV_NOTE_FAST;
@@ -212,6 +224,29 @@ static __always_inline void xv_keep_mac(const struct __sk_buff *skb)
 	port = bpf_map_lookup_elem(&xv_ports, &ifindex);
 	if (port && !xv_same_mac(port->mac, eth->dst))
 		__builtin_memcpy(port->mac, eth->dst, 6);
+}
+
+/*
+ * Notes where the packet of a bridge port came from. When programs or filters run on what
+ * the bridge hands to the node, nothing is to be learned of that.
+ */
+static __always_inline void xv_keep_origin(const struct __sk_buff *skb, struct sk_buff *kskb,
+					   __u16 note)
+{
+	const struct xv_eth *eth = (void *)(long)skb->data;
+	struct xv_origin *o = xv_this_origin();
+	__u32 ifindex = skb->ifindex;
+	struct xv_member *member;
+
+	if (!o || (void *)(eth + 1) > (void *)(long)skb->data_end)
+		return;
+	member = bpf_map_lookup_elem(&xv_members, &ifindex);
+	o->note = member ? note : 0;
+	if (!member)
+		return;
+	o->port = ifindex;
+	o->bridge = xv_bridge_has_ingress(kskb) ? 0 : member->bridge;
+	xv_mix_macs(eth, o->macs);
 }
 
 /*
@@ -235,7 +270,7 @@ static __always_inline enum xv_reason xv_tc_family(struct __sk_buff *skb, int fa
 			return missed;
 	}
 	/* XDP cannot tell what a bridge would do with a frame. */
-	if (lookup ? !xv_may_forward(skb, kskb) : skb->pkt_type != XV_PACKET_HOST)
+	if (lookup ? !xv_may_forward(&p, kskb) : p.type != XV_PACKET_HOST)
 		return missed;
 	if (xv_foreign_ingress(kskb, !lookup))
 		return XV_PASS_FOREIGN_INGRESS;
@@ -251,6 +286,8 @@ static __always_inline enum xv_reason xv_tc_family(struct __sk_buff *skb, int fa
 	if (!lookup)
 		xv_keep_mac(skb);
 	skb->tc_index = xv_note(p.hash, p.tos, p.ttl);
+	if (lookup && xv_is_bridge_port(kskb))
+		xv_keep_origin(skb, kskb, skb->tc_index);
 	return missed;
 }
 

@@ -84,6 +84,7 @@ struct netdev_adjacent {
 
 struct net_device {
 	__u32 priv_flags;
+	__u64 hw_features;
 	struct {
 		struct list_head upper;
 	} adj_list;

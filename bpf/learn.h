@@ -224,6 +224,23 @@ static __always_inline enum xv_reason xv_remember(struct xv_flow6 *entry, const 
 }
 
 /*
+ * The interface that the packet came in on. A bridge that hands a packet to the node puts
+ * itself in the place of the port; the port's program has noted what it was, and the
+ * packet's note proves that it was this packet.
+ */
+static __always_inline __u32 xv_way_in(const struct __sk_buff *skb, struct xv_action *a)
+{
+	struct xv_origin *o = xv_this_origin();
+	__u32 iif = skb->ingress_ifindex;
+
+	if (!o || !o->note || o->note != skb->tc_index || (o->port != iif && o->bridge != iif))
+		return iif;
+	a->flags |= XV_F_MEMBER;
+	__builtin_memcpy(a->in_mac, o->macs, 6);
+	return o->port;
+}
+
+/*
  * Why nothing is learned on a bridge port. A bridge that does not know a MAC address sends
  * the frame to all ports, and only one of them is the pod's; so user space says which MAC
  * address is behind a port. Behind that of an uplink there are many.
@@ -232,7 +249,7 @@ static __always_inline enum xv_reason xv_port_objection(struct sk_buff *kskb,
 							const struct xv_action *a)
 {
 	__u32 oif = a->oif;
-	struct xv_port *member = bpf_map_lookup_elem(&xv_members, &oif);
+	struct xv_member *member = bpf_map_lookup_elem(&xv_members, &oif);
 
 	if (!member || !xv_same_mac(member->mac, a->dst_mac))
 		return XV_LEARN_FLOODED;
@@ -249,6 +266,9 @@ static __always_inline enum xv_reason xv_device_objection(struct sk_buff *kskb, 
 {
 	if (xv_foreign_egress(kskb))
 		return XV_LEARN_FOREIGN_EGRESS;
+	/* tcx redirects to the pod's end behind its XDP, XDP in front of it. */
+	if (flags & XV_F_PEER && !by_xdp && xv_pod_runs_xdp(kskb))
+		return XV_LEARN_POD_XDP;
 	if (flags & XV_F_PEER ? xv_is_shaped(kskb) : by_xdp && xv_uplink_is_shaped(kskb))
 		return XV_LEARN_QDISC;
 	if (by_xdp && !(flags & XV_F_BOUNCE) && !xv_takes_frames(kskb))
@@ -296,7 +316,7 @@ static __always_inline enum xv_reason xv_learn_family(struct __sk_buff *skb, int
 		ct->in = p.key;
 		xv_reverse(&p.key, family, &ct->back);
 	}
-	xv_set_origin(&ct->in, family, skb->ingress_ifindex, p.proto);
+	xv_set_origin(&ct->in, family, xv_way_in(skb, &l.action), p.proto);
 	xv_set_origin(&ct->back, family, skb->ifindex, p.proto);
 	/* A SYN starts anew what a FIN or RST ends: the old flow says nothing of it. */
 	if (p.proto == XV_IPPROTO_TCP && (p.tcp_flags & (XV_TCP_SYN | XV_TCP_FIN | XV_TCP_RST))) {
@@ -320,7 +340,7 @@ static __always_inline enum xv_reason xv_learn_family(struct __sk_buff *skb, int
 	    !xv_answers(&p.key, &ct->back, family))
 		return XV_LEARN_NOTE_DIFFERS;
 	if (skb->pkt_type == XV_PACKET_OTHERHOST) {
-		if (l.action.flags & XV_F_ROUTED)
+		if ((l.action.flags & (XV_F_ROUTED | XV_F_MEMBER)) != XV_F_MEMBER)
 			return XV_LEARN_NOTE_DIFFERS;
 		l.action.flags |= XV_F_BRIDGED;
 	}

@@ -48,14 +48,23 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } xv_ports SEC(".maps");
 
-/* MAC addresses of the pods behind bridge ports, by the port's ifindex. */
+/* The ports of bridges that pods are behind, by ifindex. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
 	__type(key, __u32);
-	__type(value, struct xv_port);
+	__type(value, struct xv_member);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } xv_members SEC(".maps");
+
+/* Where the packet of a bridge port came from: a bridge forgets it on the way to egress. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct xv_origin);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} xv_origins SEC(".maps");
 
 /* Interfaces that nothing is redirected to until a coarse monotonic time in ns. */
 struct {
@@ -122,6 +131,13 @@ static __always_inline struct xv_settings *xv_get_settings(void)
 	__u32 zero = 0;
 
 	return bpf_map_lookup_elem(&xv_config, &zero);
+}
+
+static __always_inline struct xv_origin *xv_this_origin(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&xv_origins, &zero);
 }
 
 static __always_inline __u64 *xv_this_poll(void)

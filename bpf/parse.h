@@ -59,6 +59,7 @@ struct xv_packet {
 	__u8 tos; /* TOS or traffic class */
 	__u8 ttl; /* TTL or hop limit */
 	__u8 tcp_flags; /* 0 for UDP */
+	__u8 type; /* skb->pkt_type; not of frames */
 };
 
 static __always_inline __u32 xv_hash4(const struct xv_key4 *k)

@@ -44,6 +44,7 @@ enum xv_reason {
 	XV_LEARN_QDISC, /* the way out is shaped */
 	XV_LEARN_NO_XMIT, /* the way out takes no frames (a pod with GRO off) */
 	XV_LEARN_FOREIGN_EGRESS, /* somebody else's egress program comes after ours */
+	XV_LEARN_POD_XDP, /* the pod runs XDP on its end, which tcx would skip */
 	XV_LEARN_FLOODED, /* a bridge sends it to more than the one it is for, or may */
 	XV_LEARN_FULL, /* the flow map refused the entry */
 	XV_REASON_MAX,

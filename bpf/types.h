@@ -41,7 +41,7 @@ struct xv_flow {
 	__be16 dport;
 	__u8 dst_mac[6]; /* of the frames that leave */
 	__u8 src_mac[6];
-	__u8 in_mac[6]; /* destination of the frames that come in (XDP checks it) */
+	__u8 in_mac[6]; /* of the frames that come in: destination (XDP), or both (XV_F_MEMBER) */
 	__u8 pad[2];
 	__u64 slow_poll; /* poll in which the flow's packets go to the kernel */
 	__u64 fast_poll; /* poll in which they have taken the fast path near its end */
@@ -92,8 +92,23 @@ struct xv_refusal {
 	char text[128]; /* ends with a 0 */
 };
 
-/* MAC address of an interface on which XDP runs, or of the pod behind a bridge port. */
+/* MAC address of an interface on which XDP runs. */
 struct xv_port {
 	__u8 mac[6];
 	__u8 pad[2];
+};
+
+/* A pod's host end that is the port of a bridge. */
+struct xv_member {
+	__u8 mac[6]; /* of the pod */
+	__u8 pad[2];
+	__u32 bridge; /* ifindex */
+};
+
+/* The packet of a bridge port that a CPU works on, as it came in. */
+struct xv_origin {
+	__u32 port; /* ifindex */
+	__u32 bridge; /* ifindex */
+	__u16 note;
+	__u8 macs[6]; /* both MAC addresses, mixed */
 };

@@ -28,16 +28,6 @@ int xv_tc_in(struct __sk_buff *skb)
 	return xv_tc_ingress(skb, true);
 }
 
-/*
- * Skbs that a bridge hands to the node, from its ports that are armed: their program has
- * left a note.
- */
-SEC("tcx/ingress")
-int xv_tc_bridge(struct __sk_buff *skb)
-{
-	return skb->tc_index & XV_NOTE_SET ? xv_tc_ingress(skb, true) : XV_TC_NEXT;
-}
-
 /* Skbs that XDP has passed on. */
 SEC("tcx/ingress")
 int xv_tc_note(struct __sk_buff *skb)

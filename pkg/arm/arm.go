@@ -128,11 +128,6 @@ func ForgetGone() {
 	cleanUp((*datapath.Datapath).ForgetGone)
 }
 
-// ReleaseBridges takes our program off bridges of which no port is armed any more.
-func ReleaseBridges() {
-	cleanUp((*datapath.Datapath).ReleaseBridges)
-}
-
 // ForgetAddrs drops flows to and from addresses that now are those of a pod.
 func ForgetAddrs(addrs []netip.Addr) {
 	cleanUp(func(d *datapath.Datapath) error { return d.ForgetAddrs(addrs) })
@@ -162,12 +157,15 @@ func Check(c *netconf.Conf, pair *veth.Pair) error {
 		return nil
 	}
 	d, err := datapath.Open(datapath.DefaultDir)
+	if err != nil && c.Required {
+		return err
+	}
 	if err != nil {
 		return nil // ADD could not arm it either; STATUS says why
 	}
 	defer d.Close()
 	armed, err := d.IsArmed(pair.HostIndex)
-	if err != nil || !armed {
+	if err != nil || !armed && !c.Required {
 		return err
 	}
 	if err := d.CheckPod(pair.HostIndex, pod); err != nil {

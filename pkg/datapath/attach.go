@@ -52,7 +52,7 @@ func (d *Datapath) AttachPod(ifindex int, p Pod) error {
 	if err != nil {
 		return fmt.Errorf("find interface %d: %w", ifindex, err)
 	}
-	if err := d.armMember(l, p); err != nil {
+	if err := d.noteMember(l, p); err != nil {
 		return err
 	}
 	if p.ToPod {
@@ -267,7 +267,11 @@ func hasOurs(ifindex int, hook ebpf.AttachType) (bool, error) {
 // CheckPod compares what is attached to a host veth with what AttachPod puts there.
 // The error names the program that is missing.
 func (d *Datapath) CheckPod(ifindex int, p Pod) error {
-	if err := d.checkMember(ifindex, p); err != nil {
+	l, err := netlink.LinkByIndex(ifindex)
+	if err != nil {
+		return fmt.Errorf("find interface %d: %w", ifindex, err)
+	}
+	if err := d.checkMember(l, p); err != nil {
 		return err
 	}
 	if p.ToPod {

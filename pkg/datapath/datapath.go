@@ -161,7 +161,6 @@ func (d *Datapath) pinnedPrograms() map[string]**ebpf.Program {
 		"xv_xdp_in":       &d.progs.XvXdpIn,
 		"xv_tc_in":        &d.progs.XvTcIn,
 		"xv_tc_note":      &d.progs.XvTcNote,
-		bridgeProgram:     &d.progs.XvTcBridge,
 		"xv_learn_pod":    &d.progs.XvLearnPod,
 		"xv_learn_uplink": &d.progs.XvLearnUplink,
 	}
@@ -175,6 +174,7 @@ func (d *Datapath) pinnedMaps() map[string]**ebpf.Map {
 		"xv_devs":       &d.maps.XvDevs,
 		"xv_ports":      &d.maps.XvPorts,
 		"xv_members":    &d.maps.XvMembers,
+		"xv_origins":    &d.maps.XvOrigins,
 		"xv_blocked":    &d.maps.XvBlocked,
 		"xv_losses":     &d.maps.XvLosses,
 		"xv_counters":   &d.maps.XvCounters,

@@ -238,7 +238,7 @@ func (d *Datapath) ForgetGone() error {
 			return gone[k.Ifindex] || gone[v.F.Oif]
 		}),
 		forget(d.maps.XvPorts, func(ifindex *uint32, _ *bpf.DatapathXvPort) bool { return gone[*ifindex] }),
-		forget(d.maps.XvMembers, func(ifindex *uint32, _ *bpf.DatapathXvPort) bool { return gone[*ifindex] }),
+		forget(d.maps.XvMembers, func(ifindex *uint32, _ *bpf.DatapathXvMember) bool { return gone[*ifindex] }),
 	)
 }
 

@@ -199,15 +199,13 @@ func (d *Datapath) Detach(ifindex int) error {
 
 func (d *Datapath) detach(l netlink.Link) error {
 	index := l.Attrs().Index
-	err := d.maps.XvDevs.Delete(uint32(index))
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		err = nil
-	}
-	return errors.Join(err,
+	i := uint32(index)
+	return errors.Join(
+		deleteKey(d.maps.XvDevs, &i),
+		deleteKey(d.maps.XvMembers, &i),
 		d.detachXDP(l),
 		detachTCX(index, ebpf.AttachTCXIngress),
-		detachTCX(index, ebpf.AttachTCXEgress),
-		d.releaseMember(l))
+		detachTCX(index, ebpf.AttachTCXEgress))
 }
 
 // swapAttached puts the programs of this build in the place of those that another

@@ -22,7 +22,7 @@ const (
 
 // Garbage is something that belongs to nothing on this node.
 type Garbage struct {
-	// Kind is "interface", "masquerade", "program" (of a bridge) or "entries" (of the maps).
+	// Kind is "interface", "masquerade" or "entries" (of the maps).
 	Kind string `json:"kind"`
 	Name string `json:"name"`
 	// Why it belongs to nothing.
@@ -36,7 +36,7 @@ type Garbage struct {
 func GC(dir string, dryRun bool) ([]Garbage, error) {
 	c := &collector{dir: dir, dryRun: dryRun, found: []Garbage{}}
 	var failed error
-	for _, step := range []func() error{c.interfaces, c.limits, c.masquerade, c.bridges, c.entries} {
+	for _, step := range []func() error{c.interfaces, c.limits, c.masquerade, c.entries} {
 		failed = errors.Join(failed, step())
 	}
 	return c.found, failed
@@ -135,23 +135,6 @@ func (c *collector) masquerade() error {
 		}))
 	}
 	return failed
-}
-
-// bridges finds those that have our program and no armed port.
-func (c *collector) bridges() error {
-	d, err := datapath.Open(c.dir)
-	if errors.Is(err, datapath.ErrNotLoaded) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	names, err := datapath.IdleBridges()
-	for _, n := range names {
-		err = errors.Join(err, c.collect(Garbage{"program", n, "no port of the bridge is armed"}, d.ReleaseBridges))
-	}
-	return err
 }
 
 // entries finds what the maps hold of interfaces that are gone. The maps are read before

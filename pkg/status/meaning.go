@@ -46,6 +46,7 @@ var meanings = map[string]string{
 	"learn_qdisc":          "not learned: the way out is shaped",
 	"learn_no_xmit":        "not learned: the way out takes no frames (a pod with GRO off)",
 	"learn_foreign_egress": "not learned: somebody else's egress program runs behind ours",
+	"learn_pod_xdp":        "not learned: the pod runs XDP on its end, which tcx would skip",
 	"learn_flooded":        "not learned: a bridge floods it, or it is not for the pod behind the port",
 	"learn_full":           "not learned: the flow map refused it",
 }

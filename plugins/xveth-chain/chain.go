@@ -114,7 +114,6 @@ func del(_ context.Context, c *plugin.Call) error {
 	addrs, err := addresses(c)
 	arm.ForgetAddrs(addrs)
 	arm.ForgetGone()
-	arm.ReleaseBridges()
 	return errors.Join(failed, err)
 }
 
@@ -141,7 +140,6 @@ func check(_ context.Context, c *plugin.Call) error {
 // gc drops what was known of pods that are gone. Programs go with their interface.
 func gc(_ context.Context, _ *plugin.Call) error {
 	arm.ForgetGone()
-	arm.ReleaseBridges()
 	return nil
 }
 

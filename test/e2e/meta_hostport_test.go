@@ -43,6 +43,9 @@ func metaHostPortPaths(bed *metaBed, a, b *rig.Pod, fam int) (fast, slow []natPa
 // metaXDP drives the uplink by XDP.
 var metaXDP = metaFirst(map[string]any{"uplinks": []any{map[string]any{"name": rig.Uplink, "mode": "xdp"}}})
 
+// metaByIPTables makes portmap, as the second plugin, use iptables.
+var metaByIPTables = metaPlugin(1, map[string]any{"backend": "iptables"})
+
 // TestMetaHostPort reaches a pod by a hostPort in each chain that has portmap: from the
 // remote host, from the node, from another pod and from the pod itself. Flows are
 // learned and used, and payloads stay intact.
@@ -53,14 +56,14 @@ func TestMetaHostPort(t *testing.T) {
 		changes []metaChange
 	}{
 		{file: "xveth-portmap.conflist"},
-		{file: "xveth-portmap-iptables.conflist", changes: []metaChange{metaXDP}},
+		{file: "xveth-portmap.conflist", changes: []metaChange{metaXDP, metaByIPTables}},
 		{file: "xveth-bandwidth-portmap.conflist"},
 		{file: "xveth-tuning-portmap.conflist", changes: []metaChange{metaXDP}},
 		{file: "xveth-firewall-portmap.conflist"},
 		{file: "xveth-portmap-firewall-tuning.conflist", changes: []metaChange{metaXDP}},
 		{file: "xveth-portmap-sbr.conflist"},
 	} {
-		t.Run(c.file, func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s, %d changes", c.file, len(c.changes)), func(t *testing.T) {
 			t.Parallel()
 			bed := newMetaBed(t, metaList(t, c.file, c.changes...))
 			a, b := bed.add(t, "a", metaPorts(metaHostPort)), bed.add(t, "b", nil)

@@ -29,6 +29,8 @@ type metaBed struct {
 	r    *rig.Rig
 	cni  *libcni.CNIConfig
 	list *libcni.NetworkConfigList
+	// asked is what the runtime asked for, by pod.
+	asked map[*rig.Pod]*libcni.RuntimeConf
 }
 
 // metaChange alters a network list before it is used.
@@ -48,6 +50,20 @@ func metaPlugin(i int, changes map[string]any) metaChange {
 		}
 	}
 }
+
+// metaOwn changes keys of the plugin that is xveth's: xveth itself, or xveth-chain.
+func metaOwn(changes map[string]any) metaChange {
+	return func(list map[string]any, plugins []map[string]any) {
+		for i, p := range plugins {
+			if strings.HasPrefix(p["type"].(string), "xveth") {
+				metaPlugin(i, changes)(list, plugins)
+			}
+		}
+	}
+}
+
+// metaRevalidate makes the interval as short as tests want it.
+var metaRevalidate = metaOwn(revalidating(cutInterval, nil))
 
 // metaWithout is the same list without xveth: ptp in its place, and no xveth-chain.
 func metaWithout(list map[string]any, plugins []map[string]any) {
@@ -89,8 +105,8 @@ func metaList(t *testing.T, file string, changes ...metaChange) *libcni.NetworkC
 	return parsed
 }
 
-// newMetaBed makes a node that uses a network list. The tables that reference plugins
-// leave behind by design are removed when the test ends; what xveth left would be found.
+// newMetaBed makes a node that uses a network list. The tables and bridges that reference
+// plugins leave behind by design are removed when the test ends; what xveth left is found.
 func newMetaBed(t *testing.T, list *libcni.NetworkConfigList) *metaBed {
 	t.Helper()
 	r := newRig(t, nil)
@@ -99,39 +115,52 @@ func newMetaBed(t *testing.T, list *libcni.NetworkConfigList) *metaBed {
 			t.Errorf("xveth left a table: %s", left)
 		}
 		node(t, r, "nft flush ruleset")
+		for _, bridge := range strings.Fields(node(t, r, "ip -br link show type bridge | cut -d ' ' -f 1")) {
+			if left := hooksOf(t, r.Node, bridge); len(left) > 0 {
+				t.Errorf("programs are left on %s: %v", bridge, left)
+			}
+			node(t, r, "ip link del "+bridge)
+		}
 	})
 	on(t, r.Ext, "ip route add "+metaPodNet6+" via "+rig.NodeAddr6.String())
-	return &metaBed{r: r, cni: runtimeOn(t, r), list: list}
+	return &metaBed{r: r, cni: runtimeOn(t, r), list: list, asked: map[*rig.Pod]*libcni.RuntimeConf{}}
 }
 
 // add connects a new pod, which is removed when the test ends.
-func (b *metaBed) add(t *testing.T, id string, caps map[string]any) *rig.Pod {
+func (bed *metaBed) add(t *testing.T, id string, caps map[string]any) *rig.Pod {
 	t.Helper()
-	p, err := b.r.NewNetns(id)
+	p, err := bed.r.NewNetns(id)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.Destroy)
-	if b.list.Plugins[0].Network.Type != "xveth" {
+	if bed.list.Plugins[0].Network.Type != "xveth" {
 		// Others wait until nobody else claims the addresses.
-		for _, h := range []*rig.Host{b.r.Node, p.Host} {
+		for _, h := range []*rig.Host{bed.r.Node, p.Host} {
 			if err := h.Sysctl("net.ipv6.conf.default.dad_transmits", "0"); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
 	rt := runtimeConf(p, caps)
+	bed.asked[p] = rt
 	// What a failed ADD leaves is removed too.
 	t.Cleanup(func() {
-		if err := b.cni.DelNetworkList(ctxOf(t), b.list, rt); err != nil {
+		if bed.asked[p] == nil {
+			return
+		}
+		if err := bed.cni.DelNetworkList(ctxOf(t), bed.list, rt); err != nil {
 			t.Errorf("del of %s: %v", id, err)
 		}
 	})
-	res, err := b.cni.AddNetworkList(ctxOf(t), b.list, rt)
+	res, err := bed.cni.AddNetworkList(ctxOf(t), bed.list, rt)
 	if err != nil {
 		t.Fatalf("add of %s: %v", id, err)
 	}
 	p.Result = resultAs100(t, res)
+	eventually(t, ctxWait, "addresses are usable", func() bool {
+		return !strings.Contains(node(t, bed.r, "ip -6 addr")+on(t, p.Host, "ip -6 addr"), "tentative")
+	})
 	for _, intf := range p.Result.Interfaces {
 		if intf.Sandbox == "" && p.HostDev == "" {
 			p.HostDev = intf.Name
@@ -147,10 +176,13 @@ func (b *metaBed) add(t *testing.T, id string, caps map[string]any) *rig.Pod {
 	return p
 }
 
+// bridged says that the pods are behind a bridge.
+func (bed *metaBed) bridged() bool { return bed.list.Plugins[0].Network.Type == "bridge" }
+
 // datapath is the node's datapath.
-func (b *metaBed) datapath(t *testing.T) *datapath.Datapath {
+func (bed *metaBed) datapath(t *testing.T) *datapath.Datapath {
 	t.Helper()
-	return open(t, b.r)
+	return open(t, bed.r)
 }
 
 // metaPorts maps ports of the node to ports of a pod, by TCP and UDP.

@@ -67,8 +67,9 @@ func (bed *metaBed) call(t *testing.T, fam, port int) *metaCaller {
 	return c
 }
 
-// answer echoes datagrams with something in front.
-func (bed *metaBed) answer(t *testing.T, h *rig.Host, at netip.AddrPort, front string) {
+// answer echoes datagrams with something in front, until the function that it returns is
+// called.
+func (bed *metaBed) answer(t *testing.T, h *rig.Host, at netip.AddrPort, front string) (stop func()) {
 	t.Helper()
 	conn, err := h.ListenUDP(at)
 	if err != nil {
@@ -87,6 +88,7 @@ func (bed *metaBed) answer(t *testing.T, h *rig.Host, at netip.AddrPort, front s
 			}
 		}
 	}()
+	return func() { conn.Close() }
 }
 
 // more waits until a counter has risen, within what the rule allows.
@@ -161,13 +163,19 @@ func (bed *metaBed) released(t *testing.T, port [2]int, release func(*testing.T,
 		eventually(t, 5*time.Second, c.name+": the caller is fast", func() bool { return c.isFast(t, d) })
 	}
 	release(t, pod, caps)
+	var stop []func()
 	for _, fam := range families {
-		bed.answer(t, bed.r.Node, netip.AddrPortFrom(nodeAddr(fam), uint16(port[0])), "node:")
+		stop = append(stop, bed.answer(t, bed.r.Node, netip.AddrPortFrom(nodeAddr(fam), uint16(port[0])), "node:"))
 	}
 	for _, c := range callers {
 		c.more(t, "the node", &c.byNode)
 	}
 	bed.wantNoEntry(t, pod, port[0])
+	// An answer of the process, on its way while portmap flushes conntrack, would look like a
+	// flow of the node's own.
+	for _, f := range stop {
+		f()
+	}
 	next := bed.add(t, "next", caps)
 	for i, fam := range families {
 		bed.answer(t, next.Host, netip.AddrPortFrom(addrsOf(next)[fam], uint16(port[1])), metaInPod)

@@ -24,11 +24,17 @@ import (
 const (
 	// metaPatience is how long a probe waits before it says that there is no answer.
 	metaPatience = 2 * time.Second
+	// metaSureOf is how long one waits that has had answers before: on a busy machine they
+	// may be late.
+	metaSureOf = 8 * time.Second
 	// metaAgain is the time between two datagrams that wait for one.
 	metaAgain = 200 * time.Millisecond
 	// metaHead is how many bytes of an answer say whom the server saw.
 	metaHead = 64
 )
+
+// metaNothing is the verdict about what does not answer.
+const metaNothing = "nothing"
 
 // metaProbe is one way to reach something, or not.
 type metaProbe struct {
@@ -38,6 +44,9 @@ type metaProbe struct {
 	to    netip.AddrPort
 	// routed says that the node forwards the packets, so that they can be fast.
 	routed bool
+	// turned says that the packets go back to the pods they come from. A bridge does that by
+	// itself when br_netfilter has translated them, and that stays with the kernel.
+	turned bool
 }
 
 // metaTalk is a probe that got an answer and goes on.
@@ -46,6 +55,7 @@ type metaTalk struct {
 	conn net.Conn
 	// seen is whom the server sees.
 	seen string
+	wait time.Duration
 }
 
 // metaIn runs a function in a host's network namespace without keeping the host's own
@@ -115,7 +125,7 @@ func metaVerdict(err error) string {
 	for is, word := range map[error]string{
 		unix.ECONNREFUSED: "refused", unix.EHOSTUNREACH: "unreachable", unix.ENETUNREACH: "no route",
 		unix.EACCES: "prohibited", unix.EPERM: "prohibited", unix.ECONNRESET: "reset",
-		os.ErrDeadlineExceeded: "nothing",
+		os.ErrDeadlineExceeded: metaNothing,
 	} {
 		if errors.Is(err, is) {
 			return word
@@ -123,7 +133,7 @@ func metaVerdict(err error) string {
 	}
 	var timeout net.Error
 	if errors.As(err, &timeout) && timeout.Timeout() {
-		return "nothing"
+		return metaNothing
 	}
 	return err.Error()
 }
@@ -134,7 +144,7 @@ func (p metaProbe) cold(ctx context.Context) (*metaTalk, string) {
 	if p.proto == "icmp" {
 		return nil, p.ping(ctx, "-c1")
 	}
-	talk := &metaTalk{metaProbe: p}
+	talk := &metaTalk{metaProbe: p, wait: metaPatience}
 	err := metaIn(p.from, func() (err error) {
 		talk.conn, err = (&net.Dialer{Timeout: metaPatience}).Dial(p.proto, p.to.String())
 		return err
@@ -153,7 +163,7 @@ func (p metaProbe) cold(ctx context.Context) (*metaTalk, string) {
 func (p metaProbe) ping(ctx context.Context, args ...string) string {
 	_, err := p.from.Run(ctx, "ping", append([]string{"-n", "-W2", p.to.Addr().String()}, args...)...)
 	if err != nil {
-		return "nothing"
+		return metaNothing
 	}
 	return "answers"
 }
@@ -174,7 +184,7 @@ func (k *metaTalk) greet() (string, error) {
 }
 
 func (k *metaTalk) readFull(buf []byte) error {
-	if err := k.conn.SetReadDeadline(time.Now().Add(metaPatience)); err != nil {
+	if err := k.conn.SetReadDeadline(time.Now().Add(k.wait)); err != nil {
 		return err
 	}
 	_, err := io.ReadFull(k.conn, buf)
@@ -184,7 +194,7 @@ func (k *metaTalk) readFull(buf []byte) error {
 // ask sends a datagram until it is answered. Late answers to earlier ones are left out.
 func (k *metaTalk) ask(msg []byte) ([]byte, error) {
 	buf := make([]byte, 65536)
-	for end := time.Now().Add(metaPatience); ; {
+	for end := time.Now().Add(k.wait); ; {
 		if _, err := k.conn.Write(msg); err != nil {
 			return nil, err
 		}

@@ -8,17 +8,26 @@ import (
 	_ "embed"
 	"fmt"
 	"io"
+	"structs"
 
 	"github.com/cilium/ebpf"
 )
+
+type RigRigPod struct {
+	_       structs.HostLayout
+	Ifindex uint32
+	Macs    [12]uint8
+}
 
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	RigMapRigPods          = "rig_pods"
 	RigProgRigGenerate     = "rig_generate"
 	RigProgRigOrder        = "rig_order"
 	RigProgRigRedirect     = "rig_redirect"
+	RigProgRigRedirectDst  = "rig_redirect_dst"
 	RigProgRigRedirectPeer = "rig_redirect_peer"
 	RigProgRigWire         = "rig_wire"
 	RigVarRigArrived       = "rig_arrived"
@@ -80,6 +89,7 @@ type RigProgramSpecs struct {
 	RigGenerate     *ebpf.ProgramSpec `ebpf:"rig_generate"`
 	RigOrder        *ebpf.ProgramSpec `ebpf:"rig_order"`
 	RigRedirect     *ebpf.ProgramSpec `ebpf:"rig_redirect"`
+	RigRedirectDst  *ebpf.ProgramSpec `ebpf:"rig_redirect_dst"`
 	RigRedirectPeer *ebpf.ProgramSpec `ebpf:"rig_redirect_peer"`
 	RigWire         *ebpf.ProgramSpec `ebpf:"rig_wire"`
 }
@@ -88,6 +98,7 @@ type RigProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type RigMapSpecs struct {
+	RigPods *ebpf.MapSpec `ebpf:"rig_pods"`
 }
 
 // RigVariableSpecs contains global variables before they are loaded into the kernel.
@@ -128,10 +139,13 @@ func (o *RigObjects) Close() error {
 //
 // It can be passed to LoadRigObjects or ebpf.CollectionSpec.LoadAndAssign.
 type RigMaps struct {
+	RigPods *ebpf.Map `ebpf:"rig_pods"`
 }
 
 func (m *RigMaps) Close() error {
-	return _RigClose()
+	return _RigClose(
+		m.RigPods,
+	)
 }
 
 // RigVariables contains all global variables after they have been loaded into the kernel.
@@ -159,6 +173,7 @@ type RigPrograms struct {
 	RigGenerate     *ebpf.Program `ebpf:"rig_generate"`
 	RigOrder        *ebpf.Program `ebpf:"rig_order"`
 	RigRedirect     *ebpf.Program `ebpf:"rig_redirect"`
+	RigRedirectDst  *ebpf.Program `ebpf:"rig_redirect_dst"`
 	RigRedirectPeer *ebpf.Program `ebpf:"rig_redirect_peer"`
 	RigWire         *ebpf.Program `ebpf:"rig_wire"`
 }
@@ -168,6 +183,7 @@ func (p *RigPrograms) Close() error {
 		p.RigGenerate,
 		p.RigOrder,
 		p.RigRedirect,
+		p.RigRedirectDst,
 		p.RigRedirectPeer,
 		p.RigWire,
 	)

@@ -141,8 +141,8 @@ func (b *bed) later(undo func() error) { b.undo = append(b.undo, undo) }
 func (b *bed) pod() *rig.Pod { return b.pods[0] }
 
 // redirect sends what comes in by the uplink to the first pod.
-func (b *bed) redirect(peer bool) error {
-	end, err := b.pod().Redirect(peer)
+func (b *bed) redirect(by rig.Redirector) error {
+	end, err := b.pod().Redirect(by)
 	if err != nil {
 		return err
 	}

@@ -19,6 +19,7 @@ const (
 	pathXvethXDP     = "xveth-xdp"
 	pathXvethOff     = "xveth-off"
 	pathRedirect     = "redirect"
+	pathRedirectDst  = "redirect-dst"
 	pathRedirectPeer = "redirect-peer"
 	pathLimit        = "limit"
 	pathVeth         = "veth"
@@ -54,12 +55,17 @@ var paths = named(map[string]path{
 	pathRedirect: {
 		about:   "a redirect by XDP that checks nothing",
 		plugins: plainVeth, blind: true,
-		after: func(b *bed) error { return b.redirect(false) },
+		after: func(b *bed) error { return b.redirect(rig.RedirectXDP) },
+	},
+	pathRedirectDst: {
+		about:   "a redirect by XDP that looks the destination up and checks nothing",
+		plugins: plainVeth, blind: true,
+		after: func(b *bed) error { return b.redirect(rig.RedirectXDPByDst) },
 	},
 	pathRedirectPeer: {
 		about:   "tc redirect_peer that checks nothing",
 		plugins: plainVeth, blind: true,
-		after: func(b *bed) error { return b.redirect(true) },
+		after: func(b *bed) error { return b.redirect(rig.RedirectPeer) },
 	},
 	pathLimit: {
 		about:   "generator, and drop by XDP on the uplink",

@@ -12,3 +12,8 @@ var scenarios = []*scenario{
 
 // networks are the paths of whole networks, without limits.
 var networks = []string{pathPTP, pathBridge, pathXvethOff, pathXveth, pathXvethTCX}
+
+// withLimits are those and the redirects that they are held against.
+var withLimits = []string{
+	pathPTP, pathBridge, pathXvethOff, pathXveth, pathXvethTCX, pathRedirect, pathRedirectDst, pathRedirectPeer,
+}

@@ -19,7 +19,7 @@ var twoCore = &scenario{
 	name:  "two-core",
 	about: "UDP packets from a generator on one processor to a node and its pod on another",
 	uses:  []string{"size", "flows", "rules", "revalidate"},
-	paths: []string{pathPTP, pathBridge, pathXvethOff, pathXveth, pathXvethTCX, pathRedirect, pathRedirectPeer},
+	paths: withLimits,
 	flows: 1000,
 	open: func(ctx context.Context, path string, o *Options) (runner, error) {
 		r, err := openUplink(ctx, path, o, bedOptions{pods: 1}, toPod)

@@ -23,6 +23,9 @@ const (
 	// warmUp is the part of a turn that comes before it and is not measured; the same
 	// is what one system call sends.
 	warmUp = 4
+	// learnedAfter is how many packets of a flow it takes to learn it, at the most: those
+	// of a turn's warm-up may not be as many, where the flows are.
+	learnedAfter = 4
 )
 
 // benchAddr is the first source address of generated packets: RFC 2544 reserves its network
@@ -38,7 +41,7 @@ var uplinkToPod = &scenario{
 	name:  "uplink-to-pod",
 	about: "UDP packets from the wire into a pod",
 	uses:  []string{"size", "flows", "rules", "sink", "revalidate"},
-	paths: []string{pathPTP, pathBridge, pathXvethOff, pathXveth, pathXvethTCX, pathRedirect, pathRedirectPeer},
+	paths: withLimits,
 	more:  []string{pathLimit},
 	open: func(ctx context.Context, path string, o *Options) (runner, error) {
 		return openUplink(ctx, path, o, bedOptions{pods: 1}, toPod)
@@ -78,7 +81,7 @@ func openUplinkOn(ctx context.Context, p path, o *Options, want bedOptions, dst 
 	r := &uplinkRun{bed: b, o: o}
 	to, err := dst(ctx, b)
 	if err == nil {
-		r.packets, err = b.newPackets(o, to, 0)
+		r.packets, err = b.newPackets(o, to)
 	}
 	if err != nil {
 		return nil, errors.Join(err, b.close())
@@ -87,7 +90,7 @@ func openUplinkOn(ctx context.Context, p path, o *Options, want bedOptions, dst 
 }
 
 // newPackets lets the flows be known to the node, and then has them counted in the pod.
-func (b *bed) newPackets(o *Options, dst netip.AddrPort, batch int) (*traffic.Packets, error) {
+func (b *bed) newPackets(o *Options, dst netip.AddrPort) (*traffic.Packets, error) {
 	f := rig.UDPFlows{
 		Src: netip.AddrPortFrom(benchAddr, firstPort), Dst: dst, Flows: o.Flows, Size: o.Size,
 	}
@@ -100,12 +103,12 @@ func (b *bed) newPackets(o *Options, dst netip.AddrPort, batch int) (*traffic.Pa
 	if err != nil {
 		return nil, err
 	}
-	p, err := traffic.NewPackets(b.rig, f, batch, sink)
+	p, err := traffic.NewPackets(b.rig, f, 0, sink)
 	if err != nil {
 		return nil, errors.Join(err, sink.Close())
 	}
 	b.later(p.Close)
-	return p, nil
+	return p, p.Send(learnedAfter * o.Flows)
 }
 
 // newSink is where packets end.

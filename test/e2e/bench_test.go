@@ -33,10 +33,10 @@ type benchCase struct {
 var benchCases = []benchCase{
 	{
 		"uplink-to-pod",
-		[]string{"--path", "ptp,xveth,xveth-tcx,redirect,redirect-peer,limit", "--flows", "50", "--size", "512"},
-		[]string{"ptp", "xveth", "xveth-tcx", "redirect", "redirect-peer", "limit"},
+		[]string{"--path", "ptp,xveth,xveth-tcx,redirect,redirect-dst,redirect-peer,limit", "--flows", "50", "--size", "512"},
+		[]string{"ptp", "xveth", "xveth-tcx", "redirect", "redirect-dst", "redirect-peer", "limit"},
 		[]string{"rate", "cost", "cpu-softirq", "cpu-idle"},
-		[]string{"xveth/ptp", "xveth/redirect", "xveth-tcx/redirect-peer", "limit/ptp", "xveth/ptp cost"},
+		[]string{"xveth/ptp", "xveth/redirect", "xveth/redirect-dst", "xveth-tcx/redirect-peer", "limit/ptp", "xveth/ptp cost"},
 	},
 	{
 		"uplink-to-pod",

@@ -149,7 +149,7 @@ func classOf(path string) string {
 	switch path {
 	case "xveth", "xveth-tcx", "xveth-xdp", "chain":
 		return "ours"
-	case "redirect", "redirect-peer", "limit", "uplink-drop":
+	case "redirect", "redirect-dst", "redirect-peer", "limit", "uplink-drop":
 		return "limit"
 	}
 	return "path"

@@ -25,6 +25,14 @@ const network = "rig"
 // netFile is the name of its configuration's file.
 const netFile = "10-rig.conflist"
 
+// second is another network, beside the rig's.
+const second = "second"
+
+var (
+	secondNet4 = netip.MustParsePrefix("10.88.2.0/24")
+	secondNet6 = netip.MustParsePrefix("2001:db8:89::/64")
+)
+
 // bed is a rig whose node runs daemons.
 type bed struct {
 	*rig.Rig
@@ -132,6 +140,20 @@ func (b *bed) writeNetAs(t *testing.T, file, name, version string, changes map[s
 		t.Fatal(err)
 	}
 	if err := os.Rename(fresh, filepath.Join(b.confDir, file)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// writeSecond writes the second network and gives the remote host routes to it.
+func (b *bed) writeSecond(t *testing.T, version string) {
+	t.Helper()
+	b.writeNetAs(t, "20-second.conflist", second, version, map[string]any{"ipam": map[string]any{
+		"type": "host-local", "ranges": [][]map[string]string{{{"subnet": secondNet4.String()}}, {{"subnet": secondNet6.String()}}},
+	}})
+	err := b.Ext.Do(func() error {
+		return errors.Join(rig.AddRoute(secondNet4, rig.NodeAddr4), rig.AddRoute(secondNet6, rig.NodeAddr6))
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 }

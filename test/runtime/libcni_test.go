@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package runtime_test
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/xveth/xveth/test/rig"
+)
+
+// both are the attachments of a pod in two networks.
+var both = []attachment{{network, "eth0"}, {second, "net1"}}
+
+// twoNets is a driver with two networks of a version.
+func twoNets(t *testing.T, version string) *driver {
+	t.Helper()
+	b := newBed(t)
+	b.writeNet(t, version, nil)
+	b.writeSecond(t, version)
+	return newDriver(t, b)
+}
+
+// echo makes a pod echo at an address and returns where.
+func echo(t *testing.T, p *rig.Pod, addr netip.Addr) netip.AddrPort {
+	t.Helper()
+	at := netip.AddrPortFrom(addr, servePort)
+	ctx, stop := context.WithCancel(t.Context())
+	t.Cleanup(stop)
+	if err := errors.Join(p.EchoUDP(ctx, at), p.EchoTCP(ctx, at)); err != nil {
+		t.Fatal(err)
+	}
+	return at
+}
+
+// wantFast makes the remote host talk to every address of a pod.
+func (d *driver) wantFast(t *testing.T, p *rig.Pod) {
+	t.Helper()
+	addrs, err := d.check(ctxOf(t), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop() // sockets keep a namespace
+	for _, addr := range addrs {
+		at := netip.AddrPortFrom(addr, servePort)
+		if err := errors.Join(p.EchoUDP(ctx, at), p.EchoTCP(ctx, at)); err != nil {
+			t.Fatal(err)
+		}
+		d.wantFastIn(t, "udp", at, at)
+		d.wantFastIn(t, "tcp", at, at)
+	}
+}
+
+// TestCRIO goes through the life of pods with libcni as CRI-O's driver uses it, in every
+// version of the specification that has CHECK: pods in parallel, each with two networks;
+// CHECK and the cached results; and DEL from the cache, when the configuration has changed
+// or is gone.
+func TestCRIO(t *testing.T) {
+	for _, version := range []string{"0.4.0", "1.0.0", "1.1.0"} {
+		t.Run(version, func(t *testing.T) {
+			d := twoNets(t, version)
+			empty := d.state(t)
+			pods := d.newPods(t, "p", 10)
+			ctx := ctxOf(t)
+			atOnce(t, len(pods), func(i int) error { return d.setUp(ctx, pods[i], both...) })
+			var addrs []netip.Addr
+			for _, p := range pods {
+				some, err := d.check(ctx, p)
+				if err != nil || len(some) != 4 {
+					t.Errorf("%s has %v: %v", p.ID, some, err)
+				}
+				addrs = append(addrs, some...)
+			}
+			wantDistinct(t, addrs)
+			d.wantFast(t, pods[3])
+
+			// Half of them go after the networks have got other addresses, half of them
+			// after the networks are gone.
+			d.writeNet(t, version, map[string]any{"ipMasq": false, "ipam": map[string]any{
+				"type": "host-local", "ranges": [][]map[string]string{{{"subnet": "10.99.0.0/24"}}},
+			}})
+			d.load(t)
+			atOnce(t, 5, func(i int) error { return d.tearDown(ctx, pods[i]) })
+			if err := os.Remove(filepath.Join(d.confDir, netFile)); err != nil {
+				t.Fatal(err)
+			}
+			d.load(t)
+			atOnce(t, 5, func(i int) error { return d.tearDown(ctx, pods[5+i]) })
+			destroyAll(pods)
+			d.wantState(t, empty)
+		})
+	}
+}
+
+func destroyAll(pods []*rig.Pod) {
+	for _, p := range pods {
+		p.Destroy()
+	}
+}
+
+// TestCRIOParallelNetworks attaches two networks to each pod at the same instant, as
+// containerd does, and detaches them so.
+func TestCRIOParallelNetworks(t *testing.T) {
+	d := twoNets(t, "1.1.0")
+	empty := d.state(t)
+	ctx := ctxOf(t)
+	pods := d.newPods(t, "p", 8)
+	each := func(f func(p *rig.Pod, a attachment) error) {
+		atOnce(t, len(pods)*len(both), func(i int) error { return f(pods[i/len(both)], both[i%len(both)]) })
+	}
+	each(func(p *rig.Pod, a attachment) error { return d.attach(ctx, p, a) })
+	var addrs []netip.Addr
+	for _, p := range pods {
+		some, err := d.check(ctx, p)
+		if err != nil {
+			t.Error(err)
+		}
+		addrs = append(addrs, some...)
+	}
+	wantDistinct(t, addrs)
+	d.wantFast(t, pods[0])
+	each(func(p *rig.Pod, a attachment) error {
+		return d.cni.DelNetworkList(ctx, d.nets[a.network], runtimeConf(p, a))
+	})
+	destroyAll(pods)
+	d.wantState(t, empty)
+}
+
+// TestCRIOGC has pods that die without DEL: some that the cache knows, and some that only
+// the plugin can find. GC with the pods that live removes what the others have left, and
+// the live ones do not notice.
+func TestCRIOGC(t *testing.T) {
+	for _, version := range []string{"1.0.0", "1.1.0"} {
+		t.Run(version, func(t *testing.T) {
+			d := twoNets(t, version)
+			empty := d.state(t)
+			ctx := ctxOf(t)
+			live, dead := d.newPods(t, "live", 2), d.newPods(t, "dead", 4)
+			pods := append(live, dead...)
+			atOnce(t, len(pods), func(i int) error { return d.setUp(ctx, pods[i], both...) })
+			addrs, err := d.check(ctx, live[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			at := echo(t, live[0], addrs[0])
+			conn, err := d.Ext.DialTCP(netip.AddrPort{}, at)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			roundTrip(t, conn)
+
+			dead[0].Destroy()
+			dead[2].Destroy()
+			// Before version 1.1 there is no GC, and libcni deletes what it knows of.
+			if version == "1.1.0" {
+				d.forget(t, dead[2])
+				d.forget(t, dead[3])
+			}
+			if err := d.gc(ctx, live, both...); err != nil {
+				t.Error(err)
+			}
+			roundTrip(t, conn)
+			d.wantFastIn(t, "udp", at, at)
+			for _, name := range []string{network, second} {
+				if got := d.reserved(t, name); len(got) != 4 {
+					t.Errorf("in network %s reserved are %v, want the addresses of 2 pods", name, got)
+				}
+			}
+			for _, p := range live {
+				if _, err := d.check(ctx, p); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := d.gc(ctx, nil); err != nil {
+				t.Error(err)
+			}
+			destroyAll(pods)
+			eventually(t, startWait, "nothing is left", func() bool { return d.state(t) == empty })
+		})
+	}
+}
+
+// TestCRIOStatus is B014: STATUS tells a runtime when no pod can be attached, and changes
+// nothing.
+func TestCRIOStatus(t *testing.T) {
+	b := newBed(t)
+	b.writeNet(t, "1.1.0", map[string]any{"ipam": map[string]any{
+		"type": "host-local", "ranges": [][]map[string]string{{{"subnet": "10.88.0.0/29"}}},
+	}})
+	d := newDriver(t, b)
+	ctx := ctxOf(t)
+	status := func() error { return d.cni.GetStatusNetworkList(ctx, d.nets[network]) }
+	empty := d.state(t)
+	if err := status(); err != nil {
+		t.Error(err)
+	}
+	d.wantState(t, empty)
+	pods := d.newPods(t, "p", 5)
+	var full sync.WaitGroup
+	for _, p := range pods {
+		full.Go(func() {
+			if err := d.setUp(ctx, p, both[0]); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	full.Wait()
+	wantRefused(t, status(), types.ErrPluginNotAvailable, "no free address")
+	if err := d.tearDown(ctx, pods[0]); err != nil {
+		t.Error(err)
+	}
+	if err := status(); err != nil {
+		t.Error(err)
+	}
+	for _, p := range pods[1:] {
+		if err := d.tearDown(ctx, p); err != nil {
+			t.Error(err)
+		}
+	}
+	destroyAll(pods)
+}
+
+// TestCNITool attaches two interfaces by the real cnitool, one of them with an address that
+// its caller asks for, and detaches them by what it has cached, when the network has
+// changed meanwhile.
+func TestCNITool(t *testing.T) {
+	b := newBed(t)
+	b.writeNet(t, "1.1.0", map[string]any{"capabilities": map[string]any{"ips": true}})
+	empty := b.state(t)
+	p, err := b.NewNetns("tool")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Destroy()
+	const asked = "10.88.0.99"
+	cnitool := func(verb, ifname string) {
+		t.Helper()
+		_, err := b.Node.Run(ctxOf(t), "env", "NETCONFPATH="+b.confDir, "CNI_PATH="+b.binDir, "CNI_IFNAME="+ifname,
+			`CAP_ARGS={"ips": ["`+map[string]string{"eth0": asked, "net1": "10.88.0.100"}[ifname]+`/24"]}`,
+			tool(t, "cnitool"), verb, network, p.Netns)
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	for _, ifname := range []string{"eth0", "net1"} {
+		cnitool("add", ifname)
+		cnitool("check", ifname)
+	}
+	at := echo(t, p, netip.MustParseAddr(asked))
+	b.wantFastIn(t, "udp", at, at)
+	b.wantFastIn(t, "tcp", at, at)
+	cnitool("status", "eth0")
+	b.writeNet(t, "1.1.0", map[string]any{"ipMasq": false, "capabilities": map[string]any{"ips": true}})
+	cnitool("del", "net1")
+	b.wantFastIn(t, "udp", at, at)
+	if got := b.reserved(t, network); !strings.Contains(strings.Join(got, " "), asked) {
+		t.Errorf("reserved are %v, without that of the first interface", got)
+	}
+	cnitool("gc", "eth0") // knows of no attachment that is valid
+	p.Destroy()
+	b.wantState(t, empty)
+}

@@ -6,6 +6,7 @@ package plugin
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -54,6 +55,10 @@ func Main(about string, parse Parser, v Verbs) {
 // specification's codes.
 func serve(name string, parse Parser, verb Verb, args *skel.CmdArgs) error {
 	conf, err := parse(args.StdinData, args.Args)
+	if err != nil && (name == "DEL" || name == "GC") {
+		// What has to be removed is removed, whatever ADD is said to have given.
+		conf, err = parse(withoutResult(args.StdinData), args.Args)
+	}
 	if err != nil {
 		return err
 	}
@@ -64,6 +69,20 @@ func serve(name string, parse Parser, verb Verb, args *skel.CmdArgs) error {
 	err = coded(verb(context.Background(), &Call{conf, args}))
 	done(err)
 	return err
+}
+
+// withoutResult takes prevResult out of a configuration.
+func withoutResult(stdin []byte) []byte {
+	var keys map[string]json.RawMessage
+	if json.Unmarshal(stdin, &keys) != nil {
+		return stdin
+	}
+	delete(keys, "prevResult")
+	rest, err := json.Marshal(keys)
+	if err != nil {
+		return stdin
+	}
+	return rest
 }
 
 // coded gives an error the code that tells the runtime what to do about it.

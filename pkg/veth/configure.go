@@ -73,16 +73,31 @@ func (m *maker) configurePod() error {
 			Src:       g.src.AsSlice(),
 			Scope:     netlink.SCOPE_LINK,
 		}
-		if err := m.pod.nl.RouteAdd(r); err != nil {
+		if err := m.addPodRoute(r); err != nil {
 			return fmt.Errorf("add route to gateway %s in the pod: %w", g.addr, err)
 		}
 	}
 	for _, r := range m.routes {
-		if err := m.pod.nl.RouteAdd(r.kernel(m.pair.PodIndex)); err != nil {
+		if err := m.addPodRoute(r.kernel(m.pair.PodIndex)); err != nil {
 			return fmt.Errorf("add route %s in the pod: %w", r, err)
 		}
 	}
 	return nil
+}
+
+// secondMetric is behind what routes have by default: 0, and 1024 with IPv6.
+const secondMetric = 2048
+
+// addPodRoute adds a route to the pod. Where another interface has one to the same
+// destination, as the default routes of two networks are, that one stays the first: it may
+// carry connections, and IPv6 would spread them over both.
+func (m *maker) addPodRoute(r *netlink.Route) error {
+	err := m.pod.nl.RouteAdd(r)
+	if errors.Is(err, unix.EEXIST) && r.Priority == 0 {
+		r.Priority = secondMetric + r.LinkIndex
+		err = m.pod.nl.RouteAdd(r)
+	}
+	return err
 }
 
 // configureHost adds the gateway addresses to the host's end and a route to

@@ -168,26 +168,6 @@ func TestBreakPodXDP(t *testing.T) {
 	}
 }
 
-// TestBreakSmallBurst shapes a pod with a burst that is enough for packets of 1500 bytes. A
-// packet between pods of one node is larger than the burst, and lost for ever.
-func TestBreakSmallBurst(t *testing.T) {
-	t.Parallel()
-	for name, conf := range map[string]map[string]any{"local MTU": nil, "no local MTU": {"localMTU": "off"}} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t, conf)
-			a, b := addPod(t, r, "a", nil), addPod(t, r, "b", nil)
-			node(t, r, "tc qdisc replace dev "+b.HostDev+" root tbf rate 200mbit burst 32kb latency 50ms")
-			at := netip.AddrPortFrom(b.Addr4, 9000)
-			p := tcpConnect(t, crossing{"", a.Host, b.Host, at, at})
-			if err := stream(p.client, p.server, 4<<20, rand.NewChaCha8([32]byte{1})); err != nil {
-				t.Error(err)
-			}
-			node(t, r, "tc qdisc del dev "+b.HostDev+" root")
-		})
-	}
-}
-
 // TestBreakLargeNested forwards inside the receiving pod to a namespace of its own, whose
 // interface is an ordinary one.
 func TestBreakLargeNested(t *testing.T) {
@@ -224,24 +204,4 @@ func TestBreakLargeNested(t *testing.T) {
 		p.client.Close()
 		p.server.Close()
 	}
-}
-
-// TestBreakLargeLength has a rule that drops packets whose header says less than a TCP packet
-// has: no packet of a working connection is one.
-func TestBreakLargeLength(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, nil)
-	a, b := addPod(t, r, "a", nil), addPod(t, r, "b", nil)
-	impose(t, r, "nft 'table inet len { chain f { type filter hook forward priority 0; ip length < 40 counter drop; }; }'", "nft delete table inet len")
-	at := netip.AddrPortFrom(b.Addr4, 9000)
-	p := tcpConnect(t, crossing{"", a.Host, b.Host, at, at})
-	for end := time.Now().Add(4 * time.Second); time.Now().Before(end); {
-		if err := stream(p.client, p.server, 16<<20, rand.NewChaCha8([32]byte{1})); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if out := node(t, r, "nft list table inet len | grep -c 'packets 0 bytes 0'; nft list table inet len"); out[0] == '0' {
-		t.Errorf("packets of a connection were dropped: %s", out)
-	}
-	t.Log(on(t, a.Host, "nstat -az TcpRetransSegs | tail -1"))
 }

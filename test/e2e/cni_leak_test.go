@@ -32,7 +32,7 @@ func checkEntries(t *testing.T, r *rig.Rig) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"xv_devs", "xv_ports"} {
+	for _, name := range []string{"xv_devs", "xv_ports", "xv_members"} {
 		m := openMap(t, r, name)
 		var key, next uint32
 		for err = m.NextKey(nil, &next); err == nil; err = m.NextKey(key, &next) {

@@ -5,6 +5,7 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -391,6 +392,6 @@ func TestChainedReuse(t *testing.T) {
 }
 
 func isNetError(err error) bool {
-	_, ok := err.(net.Error)
-	return ok
+	var of net.Error
+	return errors.As(err, &of)
 }

@@ -100,8 +100,11 @@ func runtimeConf(p *rig.Pod, a attachment) *libcni.RuntimeConf {
 	return &libcni.RuntimeConf{
 		ContainerID: p.ID, NetNS: p.Netns, IfName: a.ifname,
 		Args: [][2]string{
-			{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "default"}, {"K8S_POD_NAME", p.ID},
-			{"K8S_POD_INFRA_CONTAINER_ID", p.ID}, {"K8S_POD_UID", "uid-" + p.ID},
+			{"IgnoreUnknown", "1"},
+			{"K8S_POD_NAMESPACE", "default"},
+			{"K8S_POD_NAME", p.ID},
+			{"K8S_POD_INFRA_CONTAINER_ID", p.ID},
+			{"K8S_POD_UID", "uid-" + p.ID},
 		},
 		// Those that no plugin asks for go nowhere.
 		CapabilityArgs: map[string]any{

@@ -131,14 +131,13 @@ func TestMetaHostPortReleased(t *testing.T) {
 		backend string
 		port    [2]int
 	}{
-		{"nftables", [2]int{8053, 53}},
 		// The pod's port is the node's: an answer of the pod's looks like the node's own.
 		{"nftables", [2]int{53, 53}},
 		{"iptables", [2]int{8053, 53}},
 	} {
 		t.Run(fmt.Sprintf("%s %d to %d", c.backend, c.port[0], c.port[1]), func(t *testing.T) {
 			t.Parallel()
-			bed := newMetaBed(t, metaList(t, "xveth-portmap.conflist", metaPlugin(1, map[string]any{"backend": c.backend})))
+			bed := newMetaBed(t, metaList(t, "xveth-portmap.conflist", metaPortmapBy(c.backend)))
 			for name, release := range map[string]func(*testing.T, *rig.Pod, map[string]any){
 				"pod deleted": bed.del, "mapping deleted": bed.unmap,
 			} {

@@ -47,8 +47,16 @@ func metaHostPortPaths(bed *metaBed, a, b *rig.Pod, fam int, ports [2]int) (fast
 // metaXDP drives the uplink by XDP.
 var metaXDP = metaOwn(map[string]any{"uplinks": []any{map[string]any{"name": rig.Uplink, "mode": "xdp"}}})
 
-// metaByIPTables makes portmap, as the second plugin, use iptables.
-var metaByIPTables = metaPlugin(1, map[string]any{"backend": "iptables"})
+// metaPortmapBy makes portmap use a backend.
+func metaPortmapBy(backend string) metaChange {
+	return func(_ map[string]any, plugins []map[string]any) {
+		for _, p := range plugins {
+			if p["type"] == "portmap" {
+				p["backend"] = backend
+			}
+		}
+	}
+}
 
 // TestMetaHostPort reaches a pod by a hostPort in chains that the matrix does not ask about:
 // from the remote host, from the node, from another pod and from the pod itself. Flows are
@@ -59,7 +67,7 @@ func TestMetaHostPort(t *testing.T) {
 		name, file string
 		change     metaChange
 	}{
-		{"iptables", "xveth-portmap.conflist", metaByIPTables},
+		{"iptables", "xveth-portmap.conflist", metaPortmapBy("iptables")},
 		{"bandwidth", "xveth-bandwidth-portmap.conflist", metaXDP},
 		{"tuning", "xveth-tuning-portmap.conflist", metaXDP},
 		{"sbr", "xveth-portmap-sbr.conflist", metaXDP},

@@ -330,20 +330,22 @@ func TestMetaMatrix(t *testing.T) {
 	admin := metaForwardRules("ACCEPT", "CNI-ADMIN")
 	for _, c := range []struct {
 		file, rules, cut string
+		backend          string // of portmap
 	}{
-		{"xveth-portmap.conflist", open, metaCut("ACCEPT", "FORWARD")},
-		{"xveth-firewall-portmap.conflist", admin, metaCut("ACCEPT", "CNI-ADMIN")},
-		{"xveth-portmap-firewall-tuning.conflist", metaShut, metaCut("DROP", "CNI-ADMIN")},
-		{"ptp-portmap-xveth-chain.conflist", open, metaCut("ACCEPT", "FORWARD")},
-		{"bridge-portmap-xveth-chain.conflist", open, metaCut("ACCEPT", "FORWARD")},
-		{"flannel-xveth-chain.conflist", open, metaCut("ACCEPT", "FORWARD")},
-		{"podman-xveth-chain.conflist", metaShut, metaCut("DROP", "CNI-ADMIN")},
+		{"xveth-portmap.conflist", open, metaCut("ACCEPT", "FORWARD"), "nftables"},
+		{"xveth-firewall-portmap.conflist", admin, metaCut("ACCEPT", "CNI-ADMIN"), "iptables"},
+		{"xveth-portmap-firewall-tuning.conflist", metaShut, metaCut("DROP", "CNI-ADMIN"), "iptables"},
+		{"ptp-portmap-xveth-chain.conflist", open, metaCut("ACCEPT", "FORWARD"), "nftables"},
+		{"bridge-portmap-xveth-chain.conflist", open, metaCut("ACCEPT", "FORWARD"), "nftables"},
+		{"flannel-xveth-chain.conflist", open, metaCut("ACCEPT", "FORWARD"), "iptables"},
+		{"podman-xveth-chain.conflist", metaShut, metaCut("DROP", "CNI-ADMIN"), "nftables"},
 	} {
 		t.Run(c.file, func(t *testing.T) {
 			t.Parallel()
+			by := metaPortmapBy(c.backend)
 			m := &metaMatrix{
-				with: newMetaWorld(t, newMetaBed(t, metaList(t, c.file, metaRevalidate, metaVersion("1.1.0"))), c.rules),
-				less: newMetaWorld(t, newMetaBed(t, metaList(t, c.file, metaWithout)), c.rules),
+				with: newMetaWorld(t, newMetaBed(t, metaList(t, c.file, by, metaRevalidate, metaVersion("1.1.0"))), c.rules),
+				less: newMetaWorld(t, newMetaBed(t, metaList(t, c.file, by, metaWithout)), c.rules),
 			}
 			m.run(t, c.cut)
 			m.with.verbs(t, m.with.a)

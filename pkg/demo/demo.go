@@ -109,7 +109,7 @@ func (d *demo) reach(ctx context.Context) error {
 func (d *demo) packets(ctx context.Context) error {
 	var runs [2]packetRun
 	for i, b := range d.beds {
-		run, err := newPacketRun(b)
+		run, err := newPacketRun(ctx, b)
 		if err != nil {
 			return err
 		}
@@ -117,7 +117,7 @@ func (d *demo) packets(ctx context.Context) error {
 		runs[i] = run
 	}
 	c, err := d.compare(ctx, "UDP packets", d.Duration, func(i int, for_ time.Duration) (float64, error) {
-		return runs[i].measure(for_)
+		return runs[i].measure(ctx, for_)
 	})
 	if err != nil {
 		return err

@@ -25,12 +25,12 @@ const shares = 4
 // packetRun sends packets from the remote host into a pod.
 type packetRun struct{ *traffic.Packets }
 
-func newPacketRun(b *bed) (packetRun, error) {
+func newPacketRun(ctx context.Context, b *bed) (packetRun, error) {
 	f := rig.UDPFlows{
 		Src: netip.AddrPortFrom(rig.ExtAddr4, firstPort), Dst: netip.AddrPortFrom(b.a.Addr4, sinkPort),
 		Flows: packetFlows, Size: frameSize,
 	}
-	if err := traffic.Establish(b.rig, []*rig.Pod{b.a}, sinkPort, f); err != nil {
+	if err := traffic.Establish(ctx, b.rig, []*rig.Pod{b.a}, sinkPort, f); err != nil {
 		return packetRun{}, err
 	}
 	sink, err := rig.NewSink(b.a.Host, f.Dst.Port())
@@ -46,10 +46,10 @@ func newPacketRun(b *bed) (packetRun, error) {
 }
 
 // measure returns the packets that arrived, in millions a second.
-func (p packetRun) measure(for_ time.Duration) (float64, error) {
-	if err := p.WarmUp(for_ / shares); err != nil {
+func (p packetRun) measure(ctx context.Context, for_ time.Duration) (float64, error) {
+	if err := p.WarmUp(ctx, for_/shares, 0); err != nil {
 		return 0, err
 	}
-	c, err := p.Measure(context.Background(), for_)
+	c, err := p.Measure(ctx, for_)
 	return c.Rate() / 1e6, err
 }

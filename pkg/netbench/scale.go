@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/xveth/xveth/pkg/netbench/traffic"
 	"github.com/xveth/xveth/test/rig"
@@ -103,7 +102,7 @@ func (r *scaleRun) addBed(ctx context.Context, path string, pods int, steps []sc
 		Src: netip.AddrPortFrom(benchAddr, firstPort), Dst: netip.AddrPortFrom(first, sinkPort),
 		Flows: o.Flows, Dsts: pods, Size: o.Size,
 	}
-	if err := traffic.Establish(b.rig, b.pods, sinkPort, f); err != nil {
+	if err := traffic.Establish(ctx, b.rig, b.pods, sinkPort, f); err != nil {
 		return err
 	}
 	var sinks sinkSum
@@ -141,9 +140,11 @@ func (r *scaleRun) close() (failed error) {
 	return failed
 }
 
+// turn measures each step as long as other scenarios do: shorter than the
+// interval after which flows are confirmed, it would hide what that costs.
 func (r *scaleRun) turn(ctx context.Context, m *meter) (all []figure, err error) {
 	for _, s := range r.steps {
-		c, err := measurePackets(ctx, s.packets, max(MinDuration, r.o.Duration/time.Duration(len(r.steps))), &meter{})
+		c, err := measurePackets(ctx, s.packets, s.flows, r.o.Duration, &meter{})
 		if err != nil {
 			return nil, err
 		}

@@ -281,7 +281,7 @@ func (r *multiRun) turn(ctx context.Context, _ *meter) (all []figure, err error)
 			mpps, err = s.sendJumbo(ctx, d)
 		} else {
 			var c traffic.Counted
-			c, err = measurePackets(ctx, s.packets, d, &meter{})
+			c, err = measurePackets(ctx, s.packets, 1, d, &meter{})
 			mpps = c.Rate() / 1e6
 		}
 		if err != nil {

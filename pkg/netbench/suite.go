@@ -61,7 +61,7 @@ func Suite() []Setting {
 		add(cniAddDel.name, Options{Pods: pods, Rules: "none", Duration: manyDuration, Paths: []string{pathPTP, pathXvethOff, pathXveth}})
 	}
 	add(cniAddDel.name, Options{Pods: 1, Duration: manyDuration}, Options{Pods: 1, Parallel: 16, Duration: manyDuration})
-	add(scale.name, Options{Duration: manyDuration})
+	add(scale.name, Options{})
 	add(memory.name, Options{})
 	add(cpuPerGbit.name, Options{})
 	add(twoCore.name, Options{})

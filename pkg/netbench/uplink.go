@@ -23,9 +23,11 @@ const (
 	// warmUp is the part of a turn that comes before it and is not measured; the same
 	// is what one system call sends.
 	warmUp = 4
-	// learnedAfter is how many packets of a flow it takes to learn it, at the most: those
-	// of a turn's warm-up may not be as many, where the flows are.
+	// learnedAfter is how many packets of a flow it takes to learn it, at the most.
 	learnedAfter = 4
+	// warmUpMax is how many packets a warm-up takes at the most: more flows than a node can
+	// confirm within the interval are never all learned.
+	warmUpMax = 500_000
 )
 
 // benchAddr is the first source address of generated packets: RFC 2544 reserves its network
@@ -81,7 +83,7 @@ func openUplinkOn(ctx context.Context, p path, o *Options, want bedOptions, dst 
 	r := &uplinkRun{bed: b, o: o}
 	to, err := dst(ctx, b)
 	if err == nil {
-		r.packets, err = b.newPackets(o, to)
+		r.packets, err = b.newPackets(ctx, o, to)
 	}
 	if err != nil {
 		return nil, errors.Join(err, b.close())
@@ -90,12 +92,12 @@ func openUplinkOn(ctx context.Context, p path, o *Options, want bedOptions, dst 
 }
 
 // newPackets lets the flows be known to the node, and then has them counted in the pod.
-func (b *bed) newPackets(o *Options, dst netip.AddrPort) (*traffic.Packets, error) {
+func (b *bed) newPackets(ctx context.Context, o *Options, dst netip.AddrPort) (*traffic.Packets, error) {
 	f := rig.UDPFlows{
 		Src: netip.AddrPortFrom(benchAddr, firstPort), Dst: dst, Flows: o.Flows, Size: o.Size,
 	}
 	if !b.path.blind {
-		if err := traffic.Establish(b.rig, b.pods[:1], sinkPort, f); err != nil {
+		if err := traffic.Establish(ctx, b.rig, b.pods[:1], sinkPort, f); err != nil {
 			return nil, err
 		}
 	}
@@ -108,7 +110,7 @@ func (b *bed) newPackets(o *Options, dst netip.AddrPort) (*traffic.Packets, erro
 		return nil, errors.Join(err, sink.Close())
 	}
 	b.later(p.Close)
-	return p, p.Send(learnedAfter * o.Flows)
+	return p, p.Send(ctx, learnedAfter*o.Flows)
 }
 
 // newSink is where packets end.
@@ -125,7 +127,7 @@ func (b *bed) newSink(o *Options) (traffic.Counter, error) {
 func (r *uplinkRun) on() *bed { return r.bed }
 
 func (r *uplinkRun) turn(ctx context.Context, m *meter) ([]figure, error) {
-	c, err := measurePackets(ctx, r.packets, r.o.Duration, m)
+	c, err := measurePackets(ctx, r.packets, r.o.Flows, r.o.Duration, m)
 	if err != nil {
 		return nil, err
 	}
@@ -135,9 +137,9 @@ func (r *uplinkRun) turn(ctx context.Context, m *meter) ([]figure, error) {
 	}, nil
 }
 
-// measurePackets warms up and measures.
-func measurePackets(ctx context.Context, p *traffic.Packets, d time.Duration, m *meter) (c traffic.Counted, err error) {
-	if err := p.WarmUp(d / warmUp); err != nil {
+// measurePackets warms up, until the flows are learned, and measures.
+func measurePackets(ctx context.Context, p *traffic.Packets, flows int, d time.Duration, m *meter) (c traffic.Counted, err error) {
+	if err := p.WarmUp(ctx, d/warmUp, min(learnedAfter*flows, warmUpMax)); err != nil {
 		return c, err
 	}
 	if err := m.start(); err != nil {

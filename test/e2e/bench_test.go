@@ -69,9 +69,9 @@ var benchCases = []benchCase{
 	{"memory", []string{"--path", "ptp,xveth", "--pods", "2"}, []string{"ptp", "xveth"}, []string{"pod", "maps"}, nil},
 	{"cpu-per-gbit", []string{"--path", "ptp,xveth"}, []string{"ptp", "xveth"}, []string{"pod-to-pod", "pod-to-uplink", "uplink-to-pod"}, []string{"xveth/ptp", "xveth/ptp uplink-to-pod"}},
 	{"two-core", []string{"--path", "ptp,xveth", "--flows", "20"}, []string{"ptp", "xveth"}, []string{"rate", "cost"}, []string{"xveth/ptp"}},
-	{"seed-xdp-pass", nil, []string{"batch-1", "batch-64"}, []string{"rate"}, []string{"batch-16/batch-1"}},
-	{"seed-redirect-drop", nil, []string{"batch-1", "uplink-drop"}, []string{"rate"}, []string{"batch-16/batch-1", "uplink-drop/batch-1"}},
-	{"seed-xdp-tx", nil, []string{"batch-1", "batch-64"}, []string{"rate"}, []string{"batch-16/batch-1"}},
+	{"seed-xdp-pass", []string{"--path", "batch-1,batch-16"}, []string{"batch-1", "batch-16"}, []string{"rate"}, []string{"batch-16/batch-1"}},
+	{"seed-redirect-drop", []string{"--path", "batch-1,batch-16,uplink-drop"}, []string{"batch-1", "uplink-drop"}, []string{"rate"}, []string{"batch-16/batch-1", "uplink-drop/batch-1"}},
+	{"seed-xdp-tx", []string{"--path", "batch-1,batch-16"}, []string{"batch-1", "batch-16"}, []string{"rate"}, []string{"batch-16/batch-1"}},
 	{"seed-multibuffer", nil, []string{"xdp", "xdp.frags"}, []string{"drop", "tx", "pass"}, []string{"xdp.frags/xdp", "xdp.frags/xdp pass"}},
 }
 

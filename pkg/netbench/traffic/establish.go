@@ -3,6 +3,7 @@
 package traffic
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -29,7 +30,7 @@ const (
 // Establish lets every flow be answered once by the pods, from the port at which they get
 // it, so that conntrack holds it for what it is: a connection, and not a new one with every
 // packet.
-func Establish(r *rig.Rig, pods []*rig.Pod, port uint16, f rig.UDPFlows) (err error) {
+func Establish(ctx context.Context, r *rig.Rig, pods []*rig.Pod, port uint16, f rig.UDPFlows) (err error) {
 	if err := r.Wire.Do(func() error { return Pin(0) }); err != nil {
 		return err
 	}
@@ -56,7 +57,7 @@ func Establish(r *rig.Rig, pods []*rig.Pod, port uint16, f rig.UDPFlows) (err er
 		return err
 	}
 	defer gen.Close()
-	return greet(gen, echoes, max(f.Flows, 1))
+	return greet(ctx, gen, echoes, max(f.Flows, 1))
 }
 
 func echo(fd int, m *messages, n int) error {
@@ -71,7 +72,7 @@ func echo(fd int, m *messages, n int) error {
 }
 
 // greet sends a packet of each flow, and goes on when those under way are answered.
-func greet(gen *rig.Generator, echoes []*reader, flows int) error {
+func greet(ctx context.Context, gen *rig.Generator, echoes []*reader, flows int) error {
 	answered := func() (n int) {
 		for _, e := range echoes {
 			n += int(e.n.Load())
@@ -81,7 +82,7 @@ func greet(gen *rig.Generator, echoes []*reader, flows int) error {
 	missing := 0
 	for sent := 0; sent < flows; {
 		burst := min(greetAtOnce, flows-sent)
-		if err := gen.Send(burst); err != nil {
+		if err := errors.Join(ctx.Err(), gen.Send(burst)); err != nil {
 			return err
 		}
 		sent += burst

@@ -50,20 +50,31 @@ func (p *Packets) Close() error {
 	return p.sink.Close()
 }
 
-// Send sends a number of packets.
-func (p *Packets) Send(n int) error { return p.gen.Send(n) }
+// sendAtOnce is how many packets one system call sends that nobody measures: it ends soon
+// after a signal.
+const sendAtOnce = 1 << 18
 
-// WarmUp sends for some time, and finds out how many packets go into that time. Few
-// system calls matter: each makes the kernel rewrite the call of the generator's program,
-// which costs as much as a thousand packets.
-func (p *Packets) WarmUp(d time.Duration) error {
+// Send sends a number of packets.
+func (p *Packets) Send(ctx context.Context, n int) error {
+	for ; n > 0; n -= sendAtOnce {
+		if err := errors.Join(ctx.Err(), p.gen.Send(min(n, sendAtOnce))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// WarmUp sends for some time, and at least so many packets. It finds out how many go into
+// that time. Few system calls matter: each makes the kernel rewrite the call of the
+// generator's program, which costs as much as a thousand packets.
+func (p *Packets) WarmUp(ctx context.Context, d time.Duration, least int) error {
 	start := time.Now()
 	sent, err := p.gen.SendFor(d)
 	if err != nil {
 		return err
 	}
 	p.burst = max(1, int(float64(sent)*d.Seconds()/time.Since(start).Seconds()))
-	return nil
+	return p.Send(ctx, least-sent)
 }
 
 // Counted is what a measurement counted.

@@ -59,9 +59,10 @@ test-tools: # cnitool and the reference plugins at the versions of test/tools/go
 	CGO_ENABLED=0 go build -C test/tools -trimpath -buildvcs=false -o $(CACHE)/bin/ tool ./testsum
 
 .PHONY: test-runtime
-test-runtime: runtime-tools ## run the tests with containerd, podman and libcni (root; installs and builds them)
+test-runtime: runtime-tools ## run the tests with containerd, podman, libcni and chains of plugins (root; installs and builds them)
 	@test/deps.sh runtime
 	@TIMEOUT=$${TIMEOUT:-15m} test/run.sh $(ARGS) ./test/runtime
+	@TIMEOUT=$${TIMEOUT:-15m} test/run.sh chains
 
 .PHONY: runtime-tools
 runtime-tools: # containerd and crictl at the versions of test/tools/runtime/go.mod: some minutes, once

@@ -3,6 +3,7 @@
 #
 # Builds what the tests run, installs what they need, and runs them: everything, or what is named.
 # usage: test/run.sh [go test arguments]      for example: test/run.sh -run TestAdd ./test/e2e
+#        test/run.sh chains                   the tests with chains of other plugins
 #
 # Environment: TIMEOUT, the limit for one package (default 10m).
 set -euo pipefail
@@ -26,12 +27,17 @@ export PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 # One package at a time (-p 1): the leak checks look at all programs and maps of the kernel, and
 # the limits of time would not hold beside another package's load. Compile at full width before.
 go build ./...
+# Tests of test/e2e of which other plugins are a part.
+CHAIN_TESTS='^Test(Meta|Chained|Break|Install)'
+if [[ ${1:-} == chains ]]; then
+	set -- -run "$CHAIN_TESTS" ./test/e2e
+fi
 run() {
 	if (($# == 0)); then
 		go test -C test/tools -json ./...
-		# "make test-runtime" runs test/runtime, which needs more programs.
+		# "make test-runtime" runs the rest: test/runtime, which needs more programs, and chains.
 		mapfile -t packages < <(go list ./... | grep -v /test/runtime)
-		set -- "${packages[@]}"
+		set -- -skip "$CHAIN_TESTS" "${packages[@]}"
 	fi
 	go test -json -count=1 -p 1 -timeout "${TIMEOUT:-10m}" "$@"
 }

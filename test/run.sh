@@ -24,21 +24,28 @@ export XVETH_TEST_BIN=$PWD/.cache/bin
 export XVETH_RUNTIME_BIN=$PWD/.cache/runtime
 export PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 
+# Tests of test/e2e in which other plugins take part. They run with those of the runtimes.
+CHAINS='^Test(Meta|Chained|Break|Install)'
+
 # One package at a time (-p 1): the leak checks look at all programs and maps of the kernel, and
 # the limits of time would not hold beside another package's load. Compile at full width before.
 go build ./...
-# Tests of test/e2e of which other plugins are a part.
-CHAIN_TESTS='^Test(Meta|Chained|Break|Install)'
-if [[ ${1:-} == chains ]]; then
-	set -- -run "$CHAIN_TESTS" ./test/e2e
-fi
-run() {
-	if (($# == 0)); then
-		go test -C test/tools -json ./...
-		# "make test-runtime" runs the rest: test/runtime, which needs more programs, and chains.
-		mapfile -t packages < <(go list ./... | grep -v /test/runtime)
-		set -- -skip "$CHAIN_TESTS" "${packages[@]}"
-	fi
+tests() {
 	go test -json -count=1 -p 1 -timeout "${TIMEOUT:-10m}" "$@"
+}
+all() {
+	local failed=0 packages
+	mapfile -t packages < <(go list ./... | grep -v -e /test/runtime -e /test/e2e)
+	go test -C test/tools -json ./... || failed=1
+	tests "${packages[@]}" || failed=1
+	tests -skip "$CHAINS" ./test/e2e || failed=1
+	return $failed
+}
+run() {
+	case ${1:-} in
+	"") all ;;
+	chains) tests -run "$CHAINS" ./test/e2e ;;
+	*) tests "$@" ;;
+	esac
 }
 run "$@" | .cache/bin/testsum -skips test/skips.txt

@@ -35,7 +35,9 @@ const (
 	// ExtDev is the remote host's interface.
 	ExtDev = "ext0"
 	// WireExt and WireNode are the ends of the wire at the remote host and at the node.
-	WireExt, WireNode = "w0", "w1"
+	WireExt = "w0"
+	// WireNode is the one towards the node.
+	WireNode = "w1"
 	// PodDev is the interface of every pod.
 	PodDev = "eth0"
 )

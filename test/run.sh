@@ -25,7 +25,7 @@ export XVETH_RUNTIME_BIN=$PWD/.cache/runtime
 export PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 
 # Tests of test/e2e in which other plugins take part. They run with those of the runtimes.
-CHAINS='^Test(Meta|Chained|Break|Install)'
+CHAINS='^Test(Meta|Chained|Break|Install|Bench)'
 
 # One package at a time (-p 1): the leak checks look at all programs and maps of the kernel, and
 # the limits of time would not hold beside another package's load. Compile at full width before.

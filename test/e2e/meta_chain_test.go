@@ -113,15 +113,15 @@ func (bed *metaBed) shaped(t *testing.T, id string, limits map[string]any) strin
 func TestMetaBurst(t *testing.T) {
 	t.Parallel()
 	const file = "xveth-bandwidth-portmap.conflist"
-	xveth := newMetaBed(t, metaList(t, file, metaIPv4))
-	ptp := newMetaBed(t, metaList(t, file, metaIPv4, metaWithout))
+	alone := func(list map[string]any, plugins []map[string]any) { list["plugins"] = plugins[:2] }
+	xveth := newMetaBed(t, metaList(t, file, metaIPv4, alone))
+	ptp := newMetaBed(t, metaList(t, file, metaIPv4, alone, metaWithout))
 	for i, limits := range []map[string]any{
 		{"ingressRate": 1000000},
 		{"egressRate": 1000000, "egressBurst": 0},
 		{"ingressBurst": 1000000},
 		{"ingressRate": -1, "ingressBurst": 1000000},
 		{"ingressRate": int64(1) << 50, "ingressBurst": 1000000, "egressRate": int64(1) << 50, "egressBurst": 1000000},
-		{"ingressRate": 0, "ingressBurst": 0},
 	} {
 		t.Run(fmt.Sprint(limits), func(t *testing.T) {
 			id := fmt.Sprintf("p%d", i)
@@ -129,7 +129,7 @@ func TestMetaBurst(t *testing.T) {
 			if with != without {
 				t.Errorf("with xveth\n%s\nwith ptp\n%s", with, without)
 			}
-			if asked := len(limits) > 0 && i < 5; asked && with == "" {
+			if with == "" {
 				t.Error("neither shaped nor refused")
 			}
 		})

@@ -327,13 +327,11 @@ func metaCut(policy, chain string) string {
 func TestMetaMatrix(t *testing.T) {
 	t.Parallel()
 	open := metaForwardRules("ACCEPT", "FORWARD")
-	admin := metaForwardRules("ACCEPT", "CNI-ADMIN")
 	for _, c := range []struct {
 		file, rules, cut string
 		backend          string // of portmap
 	}{
 		{"xveth-portmap.conflist", open, metaCut("ACCEPT", "FORWARD"), "nftables"},
-		{"xveth-firewall-portmap.conflist", admin, metaCut("ACCEPT", "CNI-ADMIN"), "iptables"},
 		{"xveth-portmap-firewall-tuning.conflist", metaShut, metaCut("DROP", "CNI-ADMIN"), "iptables"},
 		{"ptp-portmap-xveth-chain.conflist", open, metaCut("ACCEPT", "FORWARD"), "nftables"},
 		{"bridge-portmap-xveth-chain.conflist", open, metaCut("ACCEPT", "FORWARD"), "nftables"},
@@ -365,8 +363,11 @@ func (m *metaMatrix) run(t *testing.T, cut string) {
 	node(t, m.with.r, cut)
 	node(t, m.less.r, cut)
 	time.Sleep(cutInterval + grace)
-	m.compare(t, "cut", (*metaWorld).after)
+	m.compare(t, metaAfterCut, (*metaWorld).after)
 }
+
+// metaAfterCut is the phase in which a rule has cut what was open.
+const metaAfterCut = "cut"
 
 // metaAsk asks about some probes; without names about all.
 type metaAsk func(w *metaWorld, t *testing.T, names ...string) map[string]string
@@ -384,7 +385,8 @@ func (m *metaMatrix) ask(t *testing.T, ask metaAsk, names ...string) (with, less
 }
 
 // compare wants the same verdicts from both worlds, and verdicts of several kinds. Where
-// only one had no answer it asks once more: a busy machine may have been too slow.
+// only one had no answer it asks once more: a busy machine may have been too slow. But what
+// xveth still lets through after a cut it lets through for too long.
 func (m *metaMatrix) compare(t *testing.T, phase string, ask metaAsk) {
 	t.Helper()
 	const atLeast = 40
@@ -394,7 +396,8 @@ func (m *metaMatrix) compare(t *testing.T, phase string, ask metaAsk) {
 	}
 	var doubts []string
 	for name := range with {
-		if with[name] != less[name] && (with[name] == metaNothing || less[name] == metaNothing) {
+		slow := with[name] == metaNothing || less[name] == metaNothing && phase != metaAfterCut
+		if with[name] != less[name] && slow {
 			doubts = append(doubts, name)
 		}
 	}

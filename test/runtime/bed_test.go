@@ -148,7 +148,8 @@ func (b *bed) writeNetAs(t *testing.T, file, name, version string, changes map[s
 func (b *bed) writeSecond(t *testing.T, version string) {
 	t.Helper()
 	b.writeNetAs(t, "20-second.conflist", second, version, map[string]any{"ipam": map[string]any{
-		"type": "host-local", "ranges": [][]map[string]string{{{"subnet": secondNet4.String()}}, {{"subnet": secondNet6.String()}}},
+		"type":   "host-local",
+		"ranges": [][]map[string]string{{{"subnet": secondNet4.String()}}, {{"subnet": secondNet6.String()}}},
 	}})
 	err := b.Ext.Do(func() error {
 		return errors.Join(rig.AddRoute(secondNet4, rig.NodeAddr4), rig.AddRoute(secondNet6, rig.NodeAddr6))

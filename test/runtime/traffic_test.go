@@ -25,7 +25,7 @@ const (
 	// extPort is where the remote host echoes.
 	extPort = 9000
 	// warmWait bounds the wait for that.
-	warmWait = 20 * time.Second
+	warmWait = 60 * time.Second
 )
 
 // protocols by their names in package net.

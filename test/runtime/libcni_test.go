@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -227,8 +228,9 @@ func TestCRIOStatus(t *testing.T) {
 	destroyAll(pods)
 }
 
-// TestCNITool attaches a pod to two networks by the real cnitool, with the addresses that
-// its caller asks for, and detaches it by what was cached, when a network has changed.
+// TestCNITool attaches a pod to two networks by the real cnitool, to one of them twice, with
+// the addresses that its caller asks for, and detaches it by what was cached, when a network
+// has changed.
 func TestCNITool(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
@@ -255,8 +257,11 @@ func TestCNITool(t *testing.T) {
 	}
 	const asked4, asked6 = "10.88.0.99", "2001:db8:88::99"
 	cnitool("add", both[0], asked4, asked6)
-	cnitool("add", both[1])
-	for _, a := range both {
+	all := append(slices.Clone(both), attachment{network, "net2"})
+	for _, a := range all[1:] {
+		cnitool("add", a)
+	}
+	for _, a := range all {
 		cnitool("check", a)
 		cnitool("status", a)
 	}
@@ -266,7 +271,9 @@ func TestCNITool(t *testing.T) {
 		b.wantFastIn(t, "tcp", at, at)
 	}
 	b.writeNet(t, "1.1.0", map[string]any{"ipMasq": false, "capabilities": ips})
-	cnitool("del", both[1])
+	for _, a := range all[1:] {
+		cnitool("del", a)
+	}
 	at := netip.AddrPortFrom(netip.MustParseAddr(asked4), servePort)
 	b.wantFastIn(t, "udp", at, at)
 	if got := b.reserved(t, network); len(got) != 2 || len(b.reserved(t, second)) != 0 {

@@ -191,8 +191,9 @@ func TestPodmanPublish(t *testing.T) {
 	p.sh(t, "nft flush ruleset") // portmap leaves its chains by design
 }
 
-// TestPodmanTwoNetworks gives a container two networks, takes the second one away and gives
-// it back (B040). Both are fast, and the first one does not notice.
+// TestPodmanTwoNetworks gives a container two networks with a default route each, takes the
+// second one away and gives it back (B040). Both are fast, and the first one does not
+// notice. When it goes itself, the second one leads out.
 func TestPodmanTwoNetworks(t *testing.T) {
 	t.Parallel()
 	p := newPodman(t, nil)
@@ -216,6 +217,10 @@ func TestPodmanTwoNetworks(t *testing.T) {
 		roundTrip(t, conn)
 	}
 	p.wantSecond(t)
+	p.run(t, "network", "disconnect", network, "both")
+	both4, both6, _ := p.addrs(t, "both", second)
+	p.wantFastOut(t, p.exec("both"), "tcp", both4, rig.ExtAddr4)
+	p.wantFastOut(t, p.exec("both"), "udp", both6, rig.ExtAddr6)
 	p.run(t, "rm", "--all", "--force", "--time", "5")
 	p.wantState(t, empty)
 }

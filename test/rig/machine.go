@@ -21,6 +21,8 @@ import (
 const (
 	// cgroupRoot is where every distribution mounts control groups, of either version.
 	cgroupRoot = "/sys/fs/cgroup"
+	// cgroupName has the process and the thread that a machine belongs to.
+	cgroupName = "xveth-%d-%d"
 	// Ready is the line by which a machine's process 1 says that it has set up.
 	Ready = "ready"
 	// downWait bounds the wait for the kernel to end a machine's processes.
@@ -44,9 +46,10 @@ type Machine struct {
 func (h *Host) Boot(init *exec.Cmd) (*Machine, error) {
 	m := &Machine{
 		Host:   &Host{Name: h.Name, calls: make(chan func())},
-		Cgroup: fmt.Sprintf("xveth-%d-%d", os.Getpid(), h.tid),
+		Cgroup: fmt.Sprintf(cgroupName, os.Getpid(), h.tid),
 		init:   init,
 	}
+	removeStale()
 	// The host's thread has mounted a sysfs over the control groups, so they are taken
 	// from here.
 	groups, err := unix.OpenTree(unix.AT_FDCWD, cgroupRoot,
@@ -151,32 +154,48 @@ func (m *Machine) Close() error {
 // them. A group can be removed a moment after its last process has ended.
 func (m *Machine) removeCgroups() error {
 	for end := time.Now().Add(downWait); ; time.Sleep(10 * time.Millisecond) {
-		var failed error
-		for _, dir := range m.cgroups() {
-			if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				failed = errors.Join(failed, err)
-			}
-		}
-		if failed == nil || time.Now().After(end) {
-			return failed
+		err := removeCgroups(m.Cgroup)
+		if err == nil || time.Now().After(end) {
+			return err
 		}
 	}
 }
 
-// cgroups lists the folders of the machine's control groups, the inner ones first.
-func (m *Machine) cgroups() (dirs []string) {
-	for _, pattern := range []string{cgroupRoot, cgroupRoot + "/*"} {
-		// The pattern is constant, and without an error in it Glob has none.
-		tops, _ := filepath.Glob(filepath.Join(pattern, m.Cgroup))
-		for _, top := range tops {
-			_ = filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
-				if err == nil && d.IsDir() {
-					dirs = append(dirs, path)
-				}
-				return nil
-			})
+// removeStale removes what the machines of processes that were killed have left.
+func removeStale() {
+	for _, top := range cgroups("xveth-*") {
+		var pid, tid int
+		_, err := fmt.Sscanf(filepath.Base(top), cgroupName, &pid, &tid)
+		if err == nil && errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
+			_ = removeCgroups(filepath.Base(top))
 		}
 	}
-	slices.Reverse(dirs)
-	return dirs
+}
+
+func removeCgroups(name string) error {
+	var dirs []string
+	for _, top := range cgroups(name) {
+		_ = filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.IsDir() {
+				dirs = append(dirs, path)
+			}
+			return nil
+		})
+	}
+	var failed error
+	for _, dir := range slices.Backward(dirs) { // the inner ones first
+		if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			failed = errors.Join(failed, err)
+		}
+	}
+	return failed
+}
+
+// cgroups finds control groups by a pattern of their names, in one hierarchy or in many.
+func cgroups(pattern string) (tops []string) {
+	for _, root := range []string{cgroupRoot, cgroupRoot + "/*"} {
+		found, _ := filepath.Glob(filepath.Join(root, pattern)) // fails only by a wrong pattern
+		tops = append(tops, found...)
+	}
+	return tops
 }

@@ -56,7 +56,9 @@ func newBed(t *testing.T) *bed {
 	b := &bed{Rig: r, confDir: t.TempDir(), binDir: t.TempDir()}
 	b.boot(t)
 	t.Cleanup(func() { b.down(t) })
-	b.link(t, filepath.Join(bins.own, "xveth"), "xveth")
+	for _, name := range []string{"xveth", "xveth-chain"} {
+		b.link(t, filepath.Join(bins.own, name), name)
+	}
 	for _, name := range []string{"bandwidth", "bridge", "firewall", "host-local", "loopback", "portmap", "ptp", "tuning"} {
 		b.link(t, tool(t, name), name)
 	}
@@ -129,8 +131,13 @@ func (b *bed) writeNetAs(t *testing.T, file, name, version string, changes map[s
 	}
 	delete(first, "cniVersion")
 	delete(first, "name")
-	list := map[string]any{"cniVersion": version, "name": name, "plugins": append([]map[string]any{first}, more...)}
-	text, err := json.Marshal(list)
+	b.writeList(t, file, name, version, append([]map[string]any{first}, more...)...)
+}
+
+// writeList writes a network list.
+func (b *bed) writeList(t *testing.T, file, name, version string, plugins ...map[string]any) {
+	t.Helper()
+	text, err := json.Marshal(map[string]any{"cniVersion": version, "name": name, "plugins": plugins})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,7 +155,9 @@ func (b *bed) writeNetAs(t *testing.T, file, name, version string, changes map[s
 func (b *bed) writeSecond(t *testing.T, version string) {
 	t.Helper()
 	b.writeNetAs(t, "20-second.conflist", second, version, map[string]any{"ipam": map[string]any{
-		"type": "host-local", "ranges": [][]map[string]string{{{"subnet": secondNet4.String()}}, {{"subnet": secondNet6.String()}}},
+		"type":   "host-local",
+		"ranges": [][]map[string]string{{{"subnet": secondNet4.String()}}, {{"subnet": secondNet6.String()}}},
+		"routes": []map[string]string{{"dst": "0.0.0.0/0"}, {"dst": "::/0"}},
 	}})
 	err := b.Ext.Do(func() error {
 		return errors.Join(rig.AddRoute(secondNet4, rig.NodeAddr4), rig.AddRoute(secondNet6, rig.NodeAddr6))

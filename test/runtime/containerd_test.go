@@ -34,7 +34,7 @@ var flavours = []flavour{
 }
 
 // startWait bounds the wait for something to start on a busy machine.
-const startWait = 30 * time.Second
+const startWait = 60 * time.Second
 
 const socket = "/run/containerd/containerd.sock"
 
@@ -66,8 +66,10 @@ const conf2 = `version = 3
 
 // eachContainerd runs a test with every flavour. The network is written beforehand.
 func eachContainerd(t *testing.T, f func(t *testing.T, c *containerd)) {
+	t.Parallel()
 	for _, fl := range flavours {
 		t.Run(fl.name, func(t *testing.T) {
+			t.Parallel()
 			c := &containerd{bed: newBed(t), flavour: fl, dir: t.TempDir()}
 			c.writeNet(t, fl.cni, nil)
 			c.configure(t)

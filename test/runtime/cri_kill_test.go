@@ -15,7 +15,7 @@ import (
 )
 
 // heldWait bounds the wait for a plugin to come to the point where it is held.
-const heldWait = 30 * time.Second
+const heldWait = 90 * time.Second
 
 // holder is the plugin behind xveth that can be made to wait.
 type holder struct{ dir string }

@@ -236,3 +236,26 @@ func TestCRIReboot(t *testing.T) {
 		c.wantState(t, empty)
 	})
 }
+
+// TestCRIChained has xveth-chain at the end of other plugins' lists, whose result the runtime
+// gets unchanged (B026), and whose pods become fast.
+func TestCRIChained(t *testing.T) {
+	ipam := rig.DefaultConf()["ipam"]
+	eachContainerd(t, func(t *testing.T, c *containerd) {
+		empty := c.state(t)
+		for name, first := range map[string]map[string]any{
+			"ptp":    {"type": "ptp", "ipam": ipam},
+			"bridge": {"type": "bridge", "bridge": "br-cni", "isGateway": true, "ipam": ipam},
+		} {
+			c.writeList(t, netFile, network, c.cni, first, map[string]any{
+				"type": "xveth-chain", "required": true, "uplinks": rig.DefaultConf()["uplinks"],
+			})
+			c.reload(t)
+			p := c.addPod(t, name, nil)
+			c.wantFast(t, p)
+			c.remove(t, p)
+		}
+		c.sh(t, "ip link del br-cni") // the bridge plugin leaves it by design
+		c.wantState(t, empty)
+	})
+}

@@ -4,12 +4,12 @@ package runtime_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strings"
-	"sync"
+	"slices"
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -65,8 +65,10 @@ func (d *driver) wantFast(t *testing.T, p *rig.Pod) {
 // CHECK and the cached results; and DEL from the cache, when the configuration has changed
 // or is gone.
 func TestCRIO(t *testing.T) {
+	t.Parallel()
 	for _, version := range []string{"0.4.0", "1.0.0", "1.1.0"} {
 		t.Run(version, func(t *testing.T) {
+			t.Parallel()
 			d := twoNets(t, version)
 			empty := d.state(t)
 			pods := d.newPods(t, "p", 10)
@@ -110,6 +112,7 @@ func destroyAll(pods []*rig.Pod) {
 // TestCRIOParallelNetworks attaches two networks to each pod at the same instant, as
 // containerd does, and detaches them so.
 func TestCRIOParallelNetworks(t *testing.T) {
+	t.Parallel()
 	d := twoNets(t, "1.1.0")
 	empty := d.state(t)
 	ctx := ctxOf(t)
@@ -139,8 +142,10 @@ func TestCRIOParallelNetworks(t *testing.T) {
 // the plugin can find. GC with the pods that live removes what the others have left, and
 // the live ones do not notice.
 func TestCRIOGC(t *testing.T) {
+	t.Parallel()
 	for _, version := range []string{"1.0.0", "1.1.0"} {
 		t.Run(version, func(t *testing.T) {
+			t.Parallel()
 			d := twoNets(t, version)
 			empty := d.state(t)
 			ctx := ctxOf(t)
@@ -193,6 +198,7 @@ func TestCRIOGC(t *testing.T) {
 // TestCRIOStatus is B014: STATUS tells a runtime when no pod can be attached, and changes
 // nothing.
 func TestCRIOStatus(t *testing.T) {
+	t.Parallel()
 	b := newBed(t)
 	b.writeNet(t, "1.1.0", map[string]any{"ipam": map[string]any{
 		"type": "host-local", "ranges": [][]map[string]string{{{"subnet": "10.88.0.0/29"}}},
@@ -206,15 +212,7 @@ func TestCRIOStatus(t *testing.T) {
 	}
 	d.wantState(t, empty)
 	pods := d.newPods(t, "p", 5)
-	var full sync.WaitGroup
-	for _, p := range pods {
-		full.Go(func() {
-			if err := d.setUp(ctx, p, both[0]); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	full.Wait()
+	atOnce(t, len(pods), func(i int) error { return d.setUp(ctx, pods[i], both[0]) })
 	wantRefused(t, status(), types.ErrPluginNotAvailable, "no free address")
 	if err := d.tearDown(ctx, pods[0]); err != nil {
 		t.Error(err)
@@ -230,43 +228,58 @@ func TestCRIOStatus(t *testing.T) {
 	destroyAll(pods)
 }
 
-// TestCNITool attaches two interfaces by the real cnitool, one of them with an address that
-// its caller asks for, and detaches them by what it has cached, when the network has
-// changed meanwhile.
+// TestCNITool attaches a pod to two networks by the real cnitool, to one of them twice, with
+// the addresses that its caller asks for, and detaches it by what was cached, when a network
+// has changed.
 func TestCNITool(t *testing.T) {
+	t.Parallel()
 	b := newBed(t)
-	b.writeNet(t, "1.1.0", map[string]any{"capabilities": map[string]any{"ips": true}})
+	ips := map[string]any{"ips": true}
+	b.writeNet(t, "1.1.0", map[string]any{"capabilities": ips})
+	b.writeSecond(t, "1.1.0")
 	empty := b.state(t)
 	p, err := b.NewNetns("tool")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer p.Destroy()
-	const asked = "10.88.0.99"
-	cnitool := func(verb, ifname string) {
+	cnitool := func(verb string, a attachment, asked ...string) {
 		t.Helper()
-		_, err := b.Node.Run(ctxOf(t), "env", "NETCONFPATH="+b.confDir, "CNI_PATH="+b.binDir, "CNI_IFNAME="+ifname,
-			`CAP_ARGS={"ips": ["`+map[string]string{"eth0": asked, "net1": "10.88.0.100"}[ifname]+`/24"]}`,
-			tool(t, "cnitool"), verb, network, p.Netns)
+		caps, err := json.Marshal(map[string]any{"ips": asked})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = b.Node.Run(ctxOf(t), "env", "NETCONFPATH="+b.confDir, "CNI_PATH="+b.binDir, "CNI_IFNAME="+a.ifname,
+			"CAP_ARGS="+string(caps), tool(t, "cnitool"), verb, a.network, p.Netns)
 		if err != nil {
 			t.Error(err)
 		}
 	}
-	for _, ifname := range []string{"eth0", "net1"} {
-		cnitool("add", ifname)
-		cnitool("check", ifname)
+	const asked4, asked6 = "10.88.0.99", "2001:db8:88::99"
+	cnitool("add", both[0], asked4, asked6)
+	all := append(slices.Clone(both), attachment{network, "net2"})
+	for _, a := range all[1:] {
+		cnitool("add", a)
 	}
-	at := echo(t, p, netip.MustParseAddr(asked))
-	b.wantFastIn(t, "udp", at, at)
-	b.wantFastIn(t, "tcp", at, at)
-	cnitool("status", "eth0")
-	b.writeNet(t, "1.1.0", map[string]any{"ipMasq": false, "capabilities": map[string]any{"ips": true}})
-	cnitool("del", "net1")
-	b.wantFastIn(t, "udp", at, at)
-	if got := b.reserved(t, network); !strings.Contains(strings.Join(got, " "), asked) {
-		t.Errorf("reserved are %v, without that of the first interface", got)
+	for _, a := range all {
+		cnitool("check", a)
+		cnitool("status", a)
 	}
-	cnitool("gc", "eth0") // knows of no attachment that is valid
+	for _, asked := range []string{asked4, asked6} {
+		at := echo(t, p, netip.MustParseAddr(asked))
+		b.wantFastIn(t, "udp", at, at)
+		b.wantFastIn(t, "tcp", at, at)
+	}
+	b.writeNet(t, "1.1.0", map[string]any{"ipMasq": false, "capabilities": ips})
+	for _, a := range all[1:] {
+		cnitool("del", a)
+	}
+	at := netip.AddrPortFrom(netip.MustParseAddr(asked4), servePort)
+	b.wantFastIn(t, "udp", at, at)
+	if got := b.reserved(t, network); len(got) != 2 || len(b.reserved(t, second)) != 0 {
+		t.Errorf("reserved are %v in the first network, and %v in the second", got, b.reserved(t, second))
+	}
+	cnitool("gc", both[0]) // knows of no attachment that is valid
 	p.Destroy()
 	b.wantState(t, empty)
 }

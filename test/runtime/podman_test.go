@@ -141,6 +141,7 @@ func (p *podman) wantFast(t *testing.T, name string) {
 
 // TestPodman runs, restarts, stops and starts a container, and a second one beside it.
 func TestPodman(t *testing.T) {
+	t.Parallel()
 	p := newPodman(t, nil)
 	empty := p.state(t)
 	p.start(t, "a")
@@ -167,6 +168,7 @@ func TestPodman(t *testing.T) {
 // TestPodmanPublish publishes ports, which the real portmap does behind xveth, of one
 // container and then of another.
 func TestPodmanPublish(t *testing.T) {
+	t.Parallel()
 	const port = 8080
 	p := newPodman(t, nil, map[string]any{
 		"type": "portmap", "capabilities": map[string]any{"portMappings": true}, "backend": "iptables",
@@ -189,9 +191,11 @@ func TestPodmanPublish(t *testing.T) {
 	p.sh(t, "nft flush ruleset") // portmap leaves its chains by design
 }
 
-// TestPodmanTwoNetworks gives a container two networks, takes the second one away and gives
-// it back (B040). Both are fast, and the first one does not notice.
+// TestPodmanTwoNetworks gives a container two networks with a default route each, takes the
+// second one away and gives it back (B040). Both are fast, and the first one does not
+// notice. When it goes itself, the second one leads out.
 func TestPodmanTwoNetworks(t *testing.T) {
+	t.Parallel()
 	p := newPodman(t, nil)
 	p.writeSecond(t, podmanCNI)
 	empty := p.state(t)
@@ -213,6 +217,10 @@ func TestPodmanTwoNetworks(t *testing.T) {
 		roundTrip(t, conn)
 	}
 	p.wantSecond(t)
+	p.run(t, "network", "disconnect", network, "both")
+	both4, both6, _ := p.addrs(t, "both", second)
+	p.wantFastOut(t, p.exec("both"), "tcp", both4, rig.ExtAddr4)
+	p.wantFastOut(t, p.exec("both"), "udp", both6, rig.ExtAddr6)
 	p.run(t, "rm", "--all", "--force", "--time", "5")
 	p.wantState(t, empty)
 }
@@ -228,6 +236,7 @@ func (p *podman) wantSecond(t *testing.T) {
 
 // TestPodmanAddress asks for addresses and for a MAC address (B031).
 func TestPodmanAddress(t *testing.T) {
+	t.Parallel()
 	p := newPodman(t, map[string]any{"capabilities": map[string]any{"ips": true, "mac": true}})
 	const ip4, ip6, mac = "10.88.0.77", "2001:db8:88::77", "02:11:22:33:44:55"
 	for name, args := range map[string][]string{

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"strings"
 	"testing"
 	"time"
 
@@ -25,7 +24,7 @@ const (
 	// extPort is where the remote host echoes.
 	extPort = 9000
 	// warmWait bounds the wait for that.
-	warmWait = 20 * time.Second
+	warmWait = 60 * time.Second
 )
 
 // protocols by their names in package net.
@@ -97,7 +96,7 @@ func roundTrip(t *testing.T, conn net.Conn) {
 	}
 }
 
-// client runs a client in a container and returns what it printed.
+// client runs a command in a container and returns what it printed.
 type client func(t *testing.T, args ...string) string
 
 // wantFastOut makes a container talk to the remote host.
@@ -115,11 +114,7 @@ func (b *bed) wantFastDial(t *testing.T, run client, network string, pod netip.A
 	d := b.datapath(t)
 	eventually(t, warmWait, fmt.Sprintf("%s from %s to %s is fast", network, pod, server), func() bool {
 		before := fastOf(t, d)
-		said := run(t, "/bin/guest", "dial", network, server.String(), fmt.Sprint(trips))
-		src, err := netip.ParseAddrPort(strings.TrimSpace(said))
-		if err != nil || src.Addr() != pod {
-			t.Fatalf("the client said %q, want an address of %s: %v", said, pod, err)
-		}
+		run(t, "/bin/guest", "dial", network, pod.String(), server.String(), fmt.Sprint(trips))
 		// One direction alone cannot have so many.
 		return fastOf(t, d)-before >= trips*3/2
 	})

@@ -24,7 +24,8 @@ import (
 const usage = `usage: guest init                      process 1 of a machine
        guest pause                     wait for the end
        guest serve PORT                echo TCP and UDP
-       guest dial tcp|udp ADDR:PORT N  N round trips on one connection`
+       guest dial tcp|udp FROM TO N    N round trips on one connection, between an address
+                                       and an address with a port`
 
 // patience bounds one round trip.
 const patience = 5 * time.Second
@@ -48,12 +49,12 @@ func run(args []string) error {
 		return pause(nil)
 	case len(args) == 2 && args[0] == "serve":
 		return serve(args[1])
-	case len(args) == 4 && args[0] == "dial":
-		n, err := strconv.Atoi(args[3])
+	case len(args) == 5 && args[0] == "dial":
+		n, err := strconv.Atoi(args[4])
 		if err != nil {
 			return err
 		}
-		return dial(args[1], args[2], n)
+		return dial(args[1], args[2], args[3], n)
 	}
 	return errors.New(usage)
 }
@@ -100,7 +101,7 @@ func serve(port string) error {
 	if err != nil {
 		return err
 	}
-	udp, err := net.ListenPacket("udp", ":"+port)
+	udp, err := listenUDP(port)
 	if err != nil {
 		return err
 	}
@@ -124,21 +125,47 @@ func serveTCP(l net.Listener) error {
 	}
 }
 
-func serveUDP(conn net.PacketConn) error {
-	buf := make([]byte, 65536)
+// listenUDP opens a socket that tells to which address a datagram was sent: an answer of a
+// container with several interfaces would else leave with the address of the first.
+func listenUDP(port string) (*net.UDPConn, error) {
+	addr, err := net.ResolveUDPAddr("udp", ":"+port)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := net.ListenUDP("udp", addr)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1)
+	})
+	return conn, errors.Join(err, failed)
+}
+
+func serveUDP(conn *net.UDPConn) error {
+	buf, info := make([]byte, 65536), make([]byte, 128)
 	for {
-		n, from, err := conn.ReadFrom(buf)
+		n, infoLen, _, from, err := conn.ReadMsgUDPAddrPort(buf, info)
 		if err != nil {
 			return err
 		}
 		// An unreachable client is no reason to end.
-		_, _ = conn.WriteTo(buf[:n], from)
+		_, _, _ = conn.WriteMsgUDPAddrPort(buf[:n], info[:infoLen], from)
 	}
 }
 
-// dial makes round trips on one connection and prints the address that it was made from.
-func dial(network, addr string, n int) error {
-	conn, err := net.DialTimeout(network, addr, patience)
+// dial makes round trips on one connection.
+func dial(network, from, to string, n int) error {
+	d := net.Dialer{Timeout: patience, LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+	if network == "udp" {
+		d.LocalAddr = &net.UDPAddr{IP: net.ParseIP(from)}
+	}
+	conn, err := d.Dial(network, to)
 	if err != nil {
 		return err
 	}
@@ -153,6 +180,5 @@ func dial(network, addr string, n int) error {
 			return fmt.Errorf("round trip %d: got %q, want %q", i, got, msg)
 		}
 	}
-	fmt.Fprintln(os.Stdout, conn.LocalAddr())
 	return nil
 }

@@ -67,7 +67,7 @@ func TestNoBPFFS(t *testing.T) {
 	t.Parallel()
 	t.Run("not mounted", func(t *testing.T) {
 		r := newRig(t, logConf)
-		node(t, r, "umount -l /sys/fs/bpf; while mountpoint -q /sys/fs/bpf; do umount -l /sys/fs/bpf; done")
+		node(t, r, "while umount -l /sys/fs/bpf; do :; done")
 		a := addPod(t, r, "a", nil)
 		hasNetwork(t, r, a)
 		// The plugin mounts one, as ip and tc do.

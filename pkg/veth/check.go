@@ -91,12 +91,19 @@ func (c *checker) links() error {
 		return missing("%q in the pod is down", c.IfName)
 	case out.RawFlags&unix.IFF_UP == 0:
 		return missing("host veth %q is down", out.Name)
-	case c.MTU != 0 && in.MTU != c.MTU:
+	case c.MTU != 0 && in.MTU > c.MTU:
 		return missing("%q in the pod has mtu %d, not %d", c.IfName, in.MTU, c.MTU)
 	case c.MTU != 0 && out.MTU != c.MTU:
 		return missing("host veth %q has mtu %d, not %d", out.Name, out.MTU, c.MTU)
 	case c.MAC != nil && in.HardwareAddr.String() != c.MAC.String():
 		return missing("%q in the pod has mac %s, not %s", c.IfName, in.HardwareAddr, c.MAC)
+	}
+	// A later plugin may lower the pod's MTU, as tuning does. What a route's metric asks for
+	// must fit all the same: the kernel takes it even if the link's MTU is lower.
+	for _, r := range c.routes {
+		if r.MTU > in.MTU {
+			return missing("%q in the pod has mtu %d, less than its route %s", c.IfName, in.MTU, r)
+		}
 	}
 	return nil
 }

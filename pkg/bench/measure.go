@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/xveth/xveth/pkg/bench/cputime"
 )
 
 // path is one way of doing the work of a scenario.
@@ -132,7 +134,7 @@ func (p *path) turn(d time.Duration) (turn, error) {
 
 // alone runs steps of a path on this thread and returns the items per second of its CPU time.
 func (p *path) alone(d time.Duration) (float64, error) {
-	start, err := threadTime()
+	start, err := cputime.Thread()
 	if err != nil {
 		return 0, err
 	}
@@ -140,7 +142,7 @@ func (p *path) alone(d time.Duration) (float64, error) {
 		for range stepsPerLook {
 			n += p.step()
 		}
-		now, err := threadTime()
+		now, err := cputime.Thread()
 		if err != nil {
 			return 0, err
 		}
@@ -201,15 +203,6 @@ func waitTime() (time.Duration, error) {
 		}
 	}
 	return sum, nil
-}
-
-// threadTime returns the CPU time that this thread has used.
-func threadTime() (time.Duration, error) {
-	var t unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
-		return 0, fmt.Errorf("read thread clock: %w", err)
-	}
-	return time.Duration(t.Nano()), nil
 }
 
 // together runs f on n goroutines. Their items are the sum of what they return.

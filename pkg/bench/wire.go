@@ -68,23 +68,12 @@ func newWire(from, to *rig.Host, name string) (*wire, error) {
 		if err := netlink.LinkAdd(l); err != nil {
 			return fmt.Errorf("add veth %q: %w", w.near, err)
 		}
-		return up(w.near)
+		return rig.LinkUp(w.near)
 	})
 	if err == nil {
-		err = to.Do(func() error { return up(w.far) })
+		err = to.Do(func() error { return rig.LinkUp(w.far) })
 	}
 	return w, err
-}
-
-func up(name string) error {
-	l, err := netlink.LinkByName(name)
-	if err != nil {
-		return fmt.Errorf("find %q: %w", name, err)
-	}
-	if err := netlink.LinkSetUp(l); err != nil {
-		return fmt.Errorf("set %q up: %w", name, err)
-	}
-	return nil
 }
 
 // counts is how many frames the sending interface has sent, and how many it has dropped

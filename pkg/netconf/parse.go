@@ -4,6 +4,7 @@ package netconf
 
 import (
 	"bytes"
+	"cmp"
 	"log/slog"
 	"regexp"
 	"slices"
@@ -44,7 +45,8 @@ var pluginName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$`)
 func Versions() []string { return []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} }
 
 // Parse reads a configuration and the CNI_ARGS that came with it. Every error
-// is a *types.Error with a code of the spec.
+// is a *types.Error with a code of the spec. When nothing but prevResult cannot
+// be read, the configuration without it comes with the error.
 func Parse(stdin []byte, cniArgs string) (*Conf, error) {
 	return parse(stdin, cniArgs, topFields(), needsIPAM)
 }
@@ -86,15 +88,14 @@ func parse(stdin []byte, cniArgs string, fields []field[Conf], require func(*Con
 			return nil, err
 		}
 	}
+	var unreadable error
 	if n, ok := top["prevResult"]; ok && !n.isNull() {
-		if err := readPrevResult(conf, n); err != nil {
-			return nil, err
-		}
+		unreadable = readPrevResult(conf, n)
 	}
 	if argsErr != nil {
-		return nil, argsErr
+		return nil, cmp.Or(unreadable, argsErr)
 	}
-	return conf, nil
+	return conf, unreadable
 }
 
 func defaults() *Conf {
@@ -119,7 +120,7 @@ func commonFields() []field[Conf] {
 		{key: "capabilities", null: true, read: readCapabilities},
 		{key: "runtimeConfig", null: true, read: readRuntimeConfig},
 		// Read last, by readPrevResult: it needs the version.
-		{key: "prevResult", null: true, read: readAnyObject},
+		{key: "prevResult", null: true, read: func(*Conf, node) error { return nil }},
 		// Only the first of the two counts where both are lists, but both are
 		// checked: a runtime that is confused must not lead to a removal.
 		{key: attachmentsOld, null: true, read: readAttachments},

@@ -6,7 +6,6 @@ package plugin
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -34,7 +33,8 @@ type Verbs struct {
 	Add, Check, Del, GC, Status Verb
 }
 
-// Parser reads a configuration and the CNI_ARGS that came with it.
+// Parser reads a configuration and the CNI_ARGS that came with it. With an error that is
+// only about prevResult it returns the rest.
 type Parser func(stdin []byte, cniArgs string) (*netconf.Conf, error)
 
 // Main serves the call that this process was started for.
@@ -55,11 +55,9 @@ func Main(about string, parse Parser, v Verbs) {
 // specification's codes.
 func serve(name string, parse Parser, verb Verb, args *skel.CmdArgs) error {
 	conf, err := parse(args.StdinData, args.Args)
-	if err != nil && (name == "DEL" || name == "GC") {
-		// What has to be removed is removed, whatever ADD is said to have given.
-		conf, err = parse(withoutResult(args.StdinData), args.Args)
-	}
-	if err != nil {
+	// What has to be removed is removed, whatever ADD is said to have given.
+	removes := name == "DEL" || name == "GC"
+	if conf == nil || err != nil && !removes {
 		return err
 	}
 	done, err := openLog(conf, args, name)
@@ -69,20 +67,6 @@ func serve(name string, parse Parser, verb Verb, args *skel.CmdArgs) error {
 	err = coded(verb(context.Background(), &Call{conf, args}))
 	done(err)
 	return err
-}
-
-// withoutResult takes prevResult out of a configuration.
-func withoutResult(stdin []byte) []byte {
-	var keys map[string]json.RawMessage
-	if json.Unmarshal(stdin, &keys) != nil {
-		return stdin
-	}
-	delete(keys, "prevResult")
-	rest, err := json.Marshal(keys)
-	if err != nil {
-		return stdin
-	}
-	return rest
 }
 
 // coded gives an error the code that tells the runtime what to do about it.

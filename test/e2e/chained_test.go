@@ -107,13 +107,7 @@ func (c *chained) pod(t *testing.T, id string, args ...[2]string) *rig.Pod {
 	if err := c.cni.CheckNetworkList(ctxOf(t), c.list, conf); err != nil {
 		t.Error(err)
 	}
-	for _, ip := range p.Result.IPs {
-		if a, _ := netip.AddrFromSlice(ip.Address.IP); a.Unmap().Is4() {
-			p.Addr4 = a.Unmap()
-		} else {
-			p.Addr6 = a
-		}
-	}
+	p.TakeAddrs()
 	return p
 }
 

@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,36 +11,16 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
-	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
-	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/xveth/xveth/test/rig"
 )
-
-// nodeExec lets libcni run plugins on the node.
-type nodeExec struct {
-	version.PluginDecoder
-	node *rig.Host
-}
-
-func (e *nodeExec) ExecPlugin(ctx context.Context, path string, stdin []byte, env []string) ([]byte, error) {
-	out, err := runOn(ctx, e.node, env, stdin, path)
-	if err == nil {
-		return out.Stdout, nil
-	}
-	return nil, &types.Error{Code: types.ErrInternal, Msg: err.Error()}
-}
-
-func (e *nodeExec) FindInPath(plugin string, paths []string) (string, error) {
-	return invoke.FindInPath(plugin, paths)
-}
 
 // runtimeOn is libcni with the node's plugins and some of the test's own.
 func runtimeOn(t *testing.T, r *rig.Rig, more ...string) *libcni.CNIConfig {
 	t.Helper()
 	paths := append([]string{plugins, testBin(t)}, more...)
-	return libcni.NewCNIConfigWithCacheDir(paths, t.TempDir(), &nodeExec{node: r.Node})
+	return libcni.NewCNIConfigWithCacheDir(paths, t.TempDir(), rig.NewExec(r.Node))
 }
 
 // chain is a network list that begins with the rig's network.

@@ -166,26 +166,8 @@ func wantCode(t *testing.T, err error, code uint, fragments ...string) {
 func wantState(t *testing.T, r *rig.Rig, before string) {
 	t.Helper()
 	if after := nodeState(t, r); after != before {
-		t.Errorf("the node has changed: %s", stateDiff(before, after))
+		t.Errorf("the node has changed: %s", rig.StateDiff(before, after))
 	}
-}
-
-// stateDiff lists the lines that only one of two states has.
-func stateDiff(before, after string) string {
-	count := map[string]int{}
-	for _, l := range strings.Split(before, "\n") {
-		count[l]--
-	}
-	for _, l := range strings.Split(after, "\n") {
-		count[l]++
-	}
-	var b strings.Builder
-	for l, n := range count {
-		if n != 0 {
-			fmt.Fprintf(&b, "\n%+d %s", n, l)
-		}
-	}
-	return b.String()
 }
 
 // reservations lists the reserved addresses of a network.
@@ -287,13 +269,4 @@ func background(t *testing.T, h *rig.Host, command string) func() string {
 	}
 	t.Cleanup(func() { stop() })
 	return stop
-}
-
-func netipOf(t *testing.T, text string) netip.Addr {
-	t.Helper()
-	addr, err := netip.ParseAddr(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return addr
 }

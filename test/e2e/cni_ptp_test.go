@@ -27,13 +27,7 @@ func ptpPod(t *testing.T, r *rig.Rig, id string) *rig.Pod {
 		return !strings.Contains(node(t, r, "ip -6 addr"), "tentative")
 	})
 	p.Result = resultOf(t, out.Stdout)
-	for _, ip := range p.Result.IPs {
-		if addr := ip.Address.IP.String(); ip.Address.IP.To4() != nil {
-			p.Addr4 = netipOf(t, addr)
-		} else {
-			p.Addr6 = netipOf(t, addr)
-		}
-	}
+	p.TakeAddrs()
 	return p
 }
 

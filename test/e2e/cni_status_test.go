@@ -18,7 +18,7 @@ func statusOf(t *testing.T, r *rig.Rig, changes map[string]any) (string, error) 
 	before := nodeState(t, r) + node(t, r, "find /var/lib /sys/fs/bpf | sort")
 	out, err := r.Plugin(ctxOf(t), "STATUS", r.Conf(changes), nil)
 	if after := nodeState(t, r) + node(t, r, "find /var/lib /sys/fs/bpf | sort"); after != before {
-		t.Errorf("STATUS has changed the node: %s", stateDiff(before, after))
+		t.Errorf("STATUS has changed the node: %s", rig.StateDiff(before, after))
 	}
 	if err == nil && len(out.Stdout) > 0 {
 		t.Errorf("STATUS prints %s", out.Stdout)

@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -92,19 +91,7 @@ func newRigWith(t *testing.T, opts rig.Options) *rig.Rig {
 // nodeState lists everything on the node that an attachment could leave behind.
 func nodeState(t *testing.T, r *rig.Rig) string {
 	t.Helper()
-	var b strings.Builder
-	for _, cmd := range []string{
-		"ip -o link | sed 's/^[0-9]*: //; s/ .*//'",
-		"ip -4 -o addr show; ip -6 -o addr show scope global",
-		"ip -4 route show table all; ip -6 route show table all | grep -v -e multicast -e fe80 -e anycast -e ff00",
-		"ip rule", "nft list ruleset", "ls /run/netns",
-		"find /var/lib/cni /run -type f -not -path '/run/xveth/*' -not -name last_reserved_ip.* -not -name lock | sort",
-		"tc qdisc show | grep -v noqueue",
-	} {
-		out, _ := r.Node.Run(context.Background(), "sh", "-c", cmd)
-		fmt.Fprintf(&b, "# %s\n%s", cmd, out)
-	}
-	return b.String()
+	return r.Node.State("find /var/lib/cni /run -type f -not -path '/run/xveth/*' -not -name last_reserved_ip.* -not -name lock | sort")
 }
 
 // checkMaps looks for map entries of interfaces that are gone.

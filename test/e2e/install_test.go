@@ -94,13 +94,7 @@ func (n *runtimeNode) add(t *testing.T, ids ...string) []*rig.Pod {
 		t.Cleanup(p.Destroy)
 		p.Result = resultOf(t, n.tool(t, n.conf, "add", id).Stdout)
 		p.HostDev = p.Result.Interfaces[0].Name
-		for _, ip := range p.Result.IPs {
-			if addr := netipOf(t, ip.Address.IP.String()); addr.Is4() {
-				p.Addr4 = addr
-			} else {
-				p.Addr6 = addr
-			}
-		}
+		p.TakeAddrs()
 		all = append(all, p)
 	}
 	// ptp does not wait for duplicate address detection on the node's side.

@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"encoding/json"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -166,13 +165,7 @@ func (bed *metaBed) add(t *testing.T, id string, caps map[string]any) *rig.Pod {
 			p.HostDev = intf.Name
 		}
 	}
-	for _, ip := range p.Result.IPs {
-		if addr, _ := netip.AddrFromSlice(ip.Address.IP); addr.Unmap().Is4() {
-			p.Addr4 = addr.Unmap()
-		} else {
-			p.Addr6 = addr
-		}
-	}
+	p.TakeAddrs()
 	return p
 }
 

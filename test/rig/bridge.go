@@ -18,7 +18,7 @@ func joinByBridge(a, b string) error {
 	if err := netlink.LinkAdd(bridge); err != nil {
 		return fmt.Errorf("add bridge: %w", err)
 	}
-	return errors.Join(joinBridge(bridge, a), joinBridge(bridge, b), linkUp(la.Name))
+	return errors.Join(joinBridge(bridge, a), joinBridge(bridge, b), LinkUp(la.Name))
 }
 
 func joinBridge(bridge *netlink.Bridge, name string) error {

@@ -82,7 +82,7 @@ func (h *Host) enter(private bool) error {
 	if h.netns, err = os.Open("/proc/thread-self/ns/net"); err != nil {
 		return err
 	}
-	return linkUp("lo")
+	return LinkUp("lo")
 }
 
 // Do runs f on the host's thread and returns what it returns.

@@ -16,7 +16,8 @@ import (
 	"github.com/xveth/xveth/bpf"
 )
 
-func linkUp(name string) error {
+// LinkUp sets an interface of the calling thread's namespace up.
+func LinkUp(name string) error {
 	l, err := netlink.LinkByName(name)
 	if err != nil {
 		return fmt.Errorf("find %q: %w", name, err)
@@ -36,10 +37,10 @@ func addVeth(name, peer string, to *Host) error {
 	if err := netlink.LinkAdd(v); err != nil {
 		return fmt.Errorf("add veth %q: %w", name, err)
 	}
-	if err := linkUp(name); err != nil {
+	if err := LinkUp(name); err != nil {
 		return err
 	}
-	return to.Do(func() error { return linkUp(peer) })
+	return to.Do(func() error { return LinkUp(peer) })
 }
 
 // Offload switches offloads of an interface of the calling thread's namespace, by

@@ -23,7 +23,7 @@ import (
 type Network struct {
 	rig  *Rig
 	cni  *libcni.CNIConfig
-	exec *nodeExec
+	exec *Exec
 	list *libcni.NetworkConfigList
 	caps map[string]any
 }
@@ -36,7 +36,7 @@ func (r *Rig) NewNetwork(conflist []byte, caps map[string]any) (*Network, error)
 		return nil, fmt.Errorf("read the network: %w", err)
 	}
 	// The cache is on the node's own file system.
-	cache, exec := r.Node.Path("/var/lib/cni"), &nodeExec{node: r.Node}
+	cache, exec := r.Node.Path("/var/lib/cni"), NewExec(r.Node)
 	return &Network{
 		rig: r, list: list, caps: caps, exec: exec,
 		cni: libcni.NewCNIConfigWithCacheDir(filepath.SplitList(r.opts.Plugins), cache, exec),
@@ -56,7 +56,7 @@ func (n *Network) Add(ctx context.Context, p *Pod) error {
 	if p.Result, err = current.NewResultFromResult(raw); err != nil {
 		return fmt.Errorf("add pod %q: read result: %w", p.ID, err)
 	}
-	p.takeAddrs()
+	p.TakeAddrs()
 	return nil
 }
 
@@ -113,8 +113,8 @@ func (p *Pod) FindHostDev() error {
 	return nil
 }
 
-// takeAddrs takes the first address of each family from the result.
-func (p *Pod) takeAddrs() {
+// TakeAddrs takes the first address of each family from the result.
+func (p *Pod) TakeAddrs() {
 	for _, ip := range p.Result.IPs {
 		addr, _ := netip.AddrFromSlice(ip.Address.IP)
 		if addr = addr.Unmap(); addr.Is4() && !p.Addr4.IsValid() {
@@ -125,19 +125,22 @@ func (p *Pod) takeAddrs() {
 	}
 }
 
-// nodeExec lets libcni run plugins on the node.
-type nodeExec struct {
+// Exec lets libcni run plugins on a host.
+type Exec struct {
 	version.PluginDecoder
-	node *Host
+	host *Host
 }
 
+// NewExec makes one for a host.
+func NewExec(h *Host) *Exec { return &Exec{host: h} }
+
 // ExecPlugin runs a plugin. What it reports on standard output is the error.
-func (e *nodeExec) ExecPlugin(ctx context.Context, path string, stdin []byte, env []string) ([]byte, error) {
+func (e *Exec) ExecPlugin(ctx context.Context, path string, stdin []byte, env []string) ([]byte, error) {
 	var out, errOut bytes.Buffer
 	cmd := exec.CommandContext(ctx, path)
 	cmd.Env = env
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), &out, &errOut
-	err := e.node.Start(cmd)
+	err := e.host.Start(cmd)
 	if err == nil {
 		err = cmd.Wait()
 	}
@@ -152,6 +155,6 @@ func (e *nodeExec) ExecPlugin(ctx context.Context, path string, stdin []byte, en
 }
 
 // FindInPath looks for a plugin in some folders.
-func (e *nodeExec) FindInPath(plugin string, paths []string) (string, error) {
+func (e *Exec) FindInPath(plugin string, paths []string) (string, error) {
 	return invoke.FindInPath(plugin, paths)
 }

@@ -120,7 +120,7 @@ func (p *Pod) Add(ctx context.Context, conf []byte) error {
 	}
 	p.conf = conf
 	p.HostDev = p.Result.Interfaces[0].Name
-	p.takeAddrs()
+	p.TakeAddrs()
 	return nil
 }
 

@@ -3,10 +3,8 @@
 package runtime_test
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -170,45 +168,16 @@ func (b *bed) writeSecond(t *testing.T, version string) {
 // state lists what an attachment could leave on the node.
 func (b *bed) state(t *testing.T) string {
 	t.Helper()
-	var text strings.Builder
-	for _, cmd := range []string{
-		"ip -o link | sed 's/^[0-9]*: //; s/ .*//'",
-		"ip -4 -o addr show; ip -6 -o addr show scope global",
-		"ip -4 route show table all; ip -6 route show table all | grep -v -e multicast -e fe80 -e anycast -e ff00",
-		"ip rule", "nft list ruleset", "ls /run/netns", "grep nsfs /proc/mounts | cut -d' ' -f2 | sort",
-		"find /var/lib/cni -type f -not -name last_reserved_ip.* -not -name lock | sort",
-		"tc qdisc show | grep -v noqueue",
-	} {
-		out, _ := b.machine.Run(context.Background(), "sh", "-c", cmd+" 2>/dev/null")
-		fmt.Fprintf(&text, "# %s\n%s", cmd, out)
-	}
-	return text.String()
+	return b.machine.State("grep nsfs /proc/mounts | cut -d' ' -f2 | sort",
+		"find /var/lib/cni -type f -not -name last_reserved_ip.* -not -name lock | sort")
 }
 
 // wantState compares the node with an earlier look at it.
 func (b *bed) wantState(t *testing.T, before string) {
 	t.Helper()
 	if after := b.state(t); after != before {
-		t.Errorf("left on the node: %s", stateDiff(before, after))
+		t.Errorf("left on the node: %s", rig.StateDiff(before, after))
 	}
-}
-
-// stateDiff lists the lines that only one of two states has.
-func stateDiff(before, after string) string {
-	count := map[string]int{}
-	for _, l := range strings.Split(before, "\n") {
-		count[l]--
-	}
-	for _, l := range strings.Split(after, "\n") {
-		count[l]++
-	}
-	var b strings.Builder
-	for l, n := range count {
-		if n != 0 {
-			fmt.Fprintf(&b, "\n%+d %s", n, l)
-		}
-	}
-	return b.String()
 }
 
 // sh runs a shell command on the machine.

@@ -3,24 +3,20 @@
 package runtime_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
-	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/xveth/xveth/test/rig"
 )
@@ -37,38 +33,10 @@ type driver struct {
 	nets map[string]*libcni.NetworkConfigList
 }
 
-// onNode lets libcni run plugins on the node.
-type onNode struct {
-	version.PluginDecoder
-	node *rig.Host
-}
-
-func (e *onNode) ExecPlugin(ctx context.Context, path string, stdin []byte, env []string) ([]byte, error) {
-	var out, errOut bytes.Buffer
-	cmd := exec.CommandContext(ctx, path)
-	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = env, bytes.NewReader(stdin), &out, &errOut
-	err := e.node.Start(cmd)
-	if err == nil {
-		err = cmd.Wait()
-	}
-	if err == nil {
-		return out.Bytes(), nil
-	}
-	var said types.Error
-	if json.Unmarshal(out.Bytes(), &said) == nil && said.Msg != "" {
-		return nil, &said
-	}
-	return nil, fmt.Errorf("%w: %s%s", err, out.Bytes(), errOut.Bytes())
-}
-
-func (*onNode) FindInPath(plugin string, paths []string) (string, error) {
-	return invoke.FindInPath(plugin, paths)
-}
-
 // newDriver starts with what is in the folder of networks.
 func newDriver(t *testing.T, b *bed) *driver {
 	t.Helper()
-	d := &driver{bed: b, cni: libcni.NewCNIConfigWithCacheDir([]string{b.binDir}, b.Node.Path(cacheDir), &onNode{node: b.Node})}
+	d := &driver{bed: b, cni: libcni.NewCNIConfigWithCacheDir([]string{b.binDir}, b.Node.Path(cacheDir), rig.NewExec(b.Node))}
 	d.load(t)
 	return d
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/xveth/xveth/pkg/bench/cputime"
 	"github.com/xveth/xveth/test/rig"
 )
 
@@ -45,7 +46,7 @@ func Connections(ctx context.Context, from, to *rig.Host, at netip.AddrPort, d t
 		if err := Pin(0); err != nil {
 			return err
 		}
-		before, err := threadTime()
+		before, err := cputime.Thread()
 		if err != nil {
 			return err
 		}
@@ -54,7 +55,7 @@ func Connections(ctx context.Context, from, to *rig.Host, at netip.AddrPort, d t
 				return err
 			}
 		}
-		after, err := threadTime()
+		after, err := cputime.Thread()
 		cpu = after - before
 		return err
 	})

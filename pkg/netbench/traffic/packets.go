@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/xveth/xveth/pkg/bench/cputime"
 	"github.com/xveth/xveth/test/rig"
 )
 
@@ -144,6 +145,6 @@ func (p *Packets) cpuTime() (time.Duration, error) {
 	if p.Poller != 0 {
 		return schedTime(fmt.Sprintf("/proc/%d", p.Poller)), nil
 	}
-	t, err := threadTime()
+	t, err := cputime.Thread()
 	return t + softirqTime(1), err
 }

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/xveth/xveth/pkg/bench/cputime"
 )
 
 // patience is how long an answer is waited for.
@@ -71,11 +73,11 @@ func onThread(n int, f func() error) *thread {
 		if t.err = Pin(n); t.err != nil {
 			return
 		}
-		before, err := threadTime()
+		before, err := cputime.Thread()
 		if err == nil {
 			err = f()
 		}
-		after, errAfter := threadTime()
+		after, errAfter := cputime.Thread()
 		t.cpu, t.err = after-before, errors.Join(err, errAfter)
 	}()
 	return t
@@ -89,16 +91,6 @@ func wait(all ...*thread) (cpu time.Duration, err error) {
 		err = errors.Join(err, t.err)
 	}
 	return cpu, err
-}
-
-// threadTime is the processor time of the calling thread, with what interrupts it had to
-// serve meanwhile.
-func threadTime() (time.Duration, error) {
-	var t unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
-		return 0, fmt.Errorf("read the clock of a thread: %w", err)
-	}
-	return time.Duration(t.Nano()), nil
 }
 
 // softirqTime is the processor time of the kernel's threads that go on with network work of

@@ -82,17 +82,42 @@ func (c *containerd) plugins(t *testing.T, name string) []string {
 	return strings.Fields(c.sh(t, `for p in /proc/[0-9]*; do [ "$(cat $p/comm 2>/dev/null)" = `+name+` ] && basename $p; done; true`))
 }
 
-func (c *containerd) waitPlugin(t *testing.T, name string, running bool) {
+// waitEnd waits until no plugin of a name runs.
+func (c *containerd) waitEnd(t *testing.T, name string) {
 	t.Helper()
-	eventually(t, heldWait, fmt.Sprintf("%s runs: %v", name, running), func() bool {
-		return (len(c.plugins(t, name)) > 0) == running
-	})
+	eventually(t, heldWait, name+" has ended", func() bool { return len(c.plugins(t, name)) == 0 })
+}
+
+// isBlocked says whether xveth waits for a lock on this node. The machine's own /proc hides
+// those who wait for somebody who is not on the machine.
+func (c *containerd) isBlocked(t *testing.T) bool {
+	t.Helper()
+	locks, err := os.ReadFile("/proc/locks")
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := os.Readlink(c.Node.NetnsPath())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(locks)) {
+		f := strings.Fields(line) // number, arrow, kind, mode, access, process
+		if len(f) < 6 || f[1] != "->" {
+			continue
+		}
+		comm, _ := os.ReadFile("/proc/" + f[5] + "/comm")
+		netns, _ := os.Readlink("/proc/" + f[5] + "/ns/net")
+		if strings.TrimSpace(string(comm)) == "xveth" && netns == own {
+			return true
+		}
+	}
+	return false
 }
 
 // point is a moment at which containerd is killed.
 type point struct {
 	name string
-	// until holds the plugins up there; go lets those that still live go on.
+	// until holds the plugins up there until its result is called.
 	until func(t *testing.T, c *containerd, h *holder, verb string) (letGo func())
 }
 
@@ -102,14 +127,14 @@ var points = []point{
 		open := c.holdStore(t)
 		return func() {
 			open()
-			c.waitPlugin(t, "xveth", false)
+			c.waitEnd(t, "xveth")
 		}
 	}},
 	{"in xveth, which is killed too", func(t *testing.T, c *containerd, _ *holder, _ string) func() {
 		open := c.holdStore(t)
 		return func() {
 			c.sh(t, "kill -9 "+strings.Join(c.plugins(t, "xveth"), " "))
-			c.waitPlugin(t, "xveth", false)
+			c.waitEnd(t, "xveth")
 			open()
 		}
 	}},
@@ -117,7 +142,7 @@ var points = []point{
 		h.hold(t, verb)
 		return func() {
 			h.letGo(t, verb)
-			c.waitPlugin(t, "hold", false)
+			c.waitEnd(t, "hold")
 		}
 	}},
 }
@@ -183,7 +208,7 @@ func (c *containerd) waitAt(t *testing.T, h *holder, i int, verb string) {
 	if i == len(points)-1 {
 		h.waitHeld(t, verb)
 	} else {
-		c.waitPlugin(t, "xveth", true)
+		eventually(t, heldWait, "xveth waits for the lock in "+verb, func() bool { return c.isBlocked(t) })
 	}
 }
 

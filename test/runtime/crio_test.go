@@ -175,18 +175,28 @@ func (d *driver) tearDown(ctx context.Context, p *rig.Pod) error {
 	return nil
 }
 
-// check runs CHECK for all attachments of a pod and returns the addresses of their cached
-// results.
+// check runs CHECK for all attachments of a pod and returns their addresses.
 func (d *driver) check(ctx context.Context, p *rig.Pod) ([]netip.Addr, error) {
+	all, err := d.cached(p)
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range all {
+		if err := d.cni.CheckNetworkList(ctx, d.nets[a.network], runtimeConf(p, a)); err != nil {
+			return nil, fmt.Errorf("check %s in %s: %w", p.ID, a.network, err)
+		}
+	}
+	return d.addrs(p)
+}
+
+// addrs reads the addresses of a pod from the cached results.
+func (d *driver) addrs(p *rig.Pod) ([]netip.Addr, error) {
 	all, err := d.cached(p)
 	if err != nil {
 		return nil, err
 	}
 	var addrs []netip.Addr
 	for _, a := range all {
-		if err := d.cni.CheckNetworkList(ctx, d.nets[a.network], runtimeConf(p, a)); err != nil {
-			return nil, fmt.Errorf("check %s in %s: %w", p.ID, a.network, err)
-		}
 		raw, err := d.cni.GetNetworkListCachedResult(d.nets[a.network], runtimeConf(p, a))
 		if err != nil {
 			return nil, err

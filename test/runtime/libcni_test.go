@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -44,7 +45,7 @@ func echo(t *testing.T, p *rig.Pod, addr netip.Addr) netip.AddrPort {
 // wantFast makes the remote host talk to every address of a pod.
 func (d *driver) wantFast(t *testing.T, p *rig.Pod) {
 	t.Helper()
-	addrs, err := d.check(ctxOf(t), p)
+	addrs, err := d.addrs(p)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,6 +136,58 @@ func TestCRIOParallelNetworks(t *testing.T) {
 		return d.cni.DelNetworkList(ctx, d.nets[a.network], runtimeConf(p, a))
 	})
 	destroyAll(pods)
+	d.wantState(t, empty)
+}
+
+// TestCRIOFirstAtOnce is B016: the first pods of a node come at the same instant, to xveth
+// and to a bridge with xveth-chain behind it. None fails, and the bridge has its gateway
+// address once.
+func TestCRIOFirstAtOnce(t *testing.T) {
+	t.Parallel()
+	conf := rig.DefaultConf()
+	t.Run("xveth", func(t *testing.T) {
+		t.Parallel()
+		firstAtOnce(t, []map[string]any{{"type": "xveth", "ipam": conf["ipam"], "uplinks": conf["uplinks"]}}, func(*driver) {})
+	})
+	t.Run("bridge", func(t *testing.T) {
+		t.Parallel()
+		firstAtOnce(t, []map[string]any{
+			{"type": "bridge", "bridge": "br-cni", "isGateway": true, "ipam": conf["ipam"]},
+			{"type": "xveth-chain", "required": true, "uplinks": conf["uplinks"]},
+		}, func(d *driver) {
+			if out := d.sh(t, "ip -o -4 addr show dev br-cni"); strings.Count(out, "10.88.0.1/24") != 1 {
+				t.Errorf("the bridge's addresses are %s", out)
+			}
+			d.sh(t, "ip link del br-cni") // the bridge plugin leaves it by design
+		})
+	})
+}
+
+// firstAtOnce attaches 20 pods to a node on which nothing is yet, and detaches them. There
+// is no CHECK in between: the bridge plugin's own wants the bridge to have the MAC address
+// that it had before other pods joined it.
+func firstAtOnce(t *testing.T, plugins []map[string]any, after func(*driver)) {
+	t.Helper()
+	b := newBed(t)
+	b.writeList(t, netFile, network, "1.1.0", plugins...)
+	d := newDriver(t, b)
+	empty := d.state(t)
+	pods := d.newPods(t, "p", 20)
+	ctx := ctxOf(t)
+	atOnce(t, len(pods), func(i int) error { return d.setUp(ctx, pods[i], both[0]) })
+	var addrs []netip.Addr
+	for _, p := range pods {
+		some, err := d.addrs(p)
+		if err != nil {
+			t.Error(err)
+		}
+		addrs = append(addrs, some...)
+	}
+	wantDistinct(t, addrs)
+	d.wantFast(t, pods[len(pods)-1])
+	atOnce(t, len(pods), func(i int) error { return d.tearDown(ctx, pods[i]) })
+	destroyAll(pods)
+	after(d)
 	d.wantState(t, empty)
 }
 

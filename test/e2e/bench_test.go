@@ -47,6 +47,7 @@ var benchCases = []benchCase{
 	},
 	{"uplink-to-pod", []string{"--path", "xveth", "--rules", "services=20", "--revalidate", "100ms"}, []string{"xveth"}, []string{"rate"}, nil},
 	{"uplink-to-pod", []string{"--path", "xveth", "--rules", "forward=20"}, []string{"xveth"}, []string{"rate"}, nil},
+	{"forward-rules", []string{"--path", "xveth-0,xveth-100,ptp-0,ptp-100"}, []string{"xveth-0", "ptp-100"}, []string{"rate"}, []string{"xveth-100/xveth-0", "ptp-100/ptp-0", "xveth-100/ptp-100"}},
 	{"pod-to-uplink", []string{"--path", "ptp,xveth", "--flows", "3"}, []string{"ptp", "xveth"}, []string{"rate", "cost", "tcp"}, []string{"xveth/ptp", "xveth/ptp tcp"}},
 	{
 		"pod-to-pod-tcp",

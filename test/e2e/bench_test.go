@@ -73,7 +73,7 @@ var benchCases = []benchCase{
 	{"seed-xdp-pass", []string{"--path", "batch-1,batch-16"}, []string{"batch-1", "batch-16"}, []string{"rate"}, []string{"batch-16/batch-1"}},
 	{"seed-redirect-drop", []string{"--path", "batch-1,batch-16,uplink-drop"}, []string{"batch-1", "uplink-drop"}, []string{"rate"}, []string{"batch-16/batch-1", "uplink-drop/batch-1"}},
 	{"seed-xdp-tx", []string{"--path", "batch-1,batch-16"}, []string{"batch-1", "batch-16"}, []string{"rate"}, []string{"batch-16/batch-1"}},
-	{"seed-multibuffer", nil, []string{"xdp", "xdp.frags"}, []string{"drop", "tx", "pass"}, []string{"xdp.frags/xdp", "xdp.frags/xdp pass"}},
+	{"seed-multibuffer", nil, []string{"xdp", "xdp.frags"}, []string{"drop", "tx", "pass"}, []string{"xdp.frags/xdp", "xdp.frags/xdp pass", "xdp.frags/xdp drop cost"}},
 }
 
 const benchRounds = 2

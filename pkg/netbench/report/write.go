@@ -59,7 +59,7 @@ func (s pageSection) Tall() bool { return len(s.Columns) > tooWide }
 
 func (r *Report) page(images string) (*page, error) {
 	p := &page{Report: r, Compared: r.Summary, Images: images}
-	svg, err := ratioChart("xveth, times better than what was there before", r.Summary)
+	svg, err := ratioChart("xveth, times better than what was there before (pale: noisy)", r.Summary)
 	if err != nil {
 		return nil, err
 	}

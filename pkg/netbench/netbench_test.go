@@ -20,16 +20,20 @@ import (
 
 func TestRatiosOf(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct{ paths, want string }{
-		{"ptp", ""},
-		{"ptp xveth", "xveth/ptp"},
-		{"xveth ptp", "ptp/xveth"},
-		{"ptp bridge xveth-off xveth redirect", "bridge/ptp xveth-off/ptp xveth/ptp xveth/bridge xveth/xveth-off xveth/redirect redirect/ptp"},
-		{"ptp xveth xveth-tcx", "xveth/ptp xveth-tcx/ptp"},
-		{"batch-1 batch-8", "batch-8/batch-1"},
+	for _, c := range []struct {
+		paths, want string
+		own         func(a, b string) bool
+	}{
+		{"ptp", "", nil},
+		{"ptp xveth", "xveth/ptp", nil},
+		{"xveth ptp", "ptp/xveth", nil},
+		{"ptp bridge xveth-off xveth redirect", "bridge/ptp xveth-off/ptp xveth/ptp xveth/bridge xveth/xveth-off xveth/redirect redirect/ptp", nil},
+		{"ptp xveth xveth-tcx", "xveth/ptp xveth-tcx/ptp", nil},
+		{"batch-1 batch-8", "batch-8/batch-1", nil},
+		{"xveth-0 xveth-100 ptp-0 ptp-100", "xveth-0/ptp-0 xveth-100/xveth-0 xveth-100/ptp-100 ptp-100/ptp-0", forwardRules.ratios},
 	} {
 		var got []string
-		for _, q := range ratiosOf(strings.Fields(c.paths)) {
+		for _, q := range ratiosOf(strings.Fields(c.paths), c.own) {
 			got = append(got, q[0]+"/"+q[1])
 		}
 		if strings.Join(got, " ") != c.want {

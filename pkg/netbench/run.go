@@ -24,6 +24,8 @@ type scenario struct {
 	flows, pods int
 	// published, if set, is what its ratios are shown beside.
 	published *published
+	// ratios, if set, says whether a path is compared with another, instead of what ratiosOf does.
+	ratios func(a, b string) bool
 	// open makes what measures one path.
 	open func(ctx context.Context, path string, o *Options) (runner, error)
 	// prepare, if set, changes the machine for the time of the run.
@@ -133,6 +135,7 @@ func (s *scenario) measure(ctx context.Context, o *Options) (all *samples, err e
 		runners[p] = r
 	}
 	all = newSamples(o.Paths)
+	all.compared = s.ratios
 	for round := range o.Rounds {
 		for _, p := range o.Paths {
 			o.Progress(fmt.Sprintf("%s: round %d of %d, %s", s.name, round+1, o.Rounds, p))

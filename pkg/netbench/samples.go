@@ -17,6 +17,8 @@ type samples struct {
 	metrics []metric
 	values  map[string]map[string][]float64
 	rounds  int
+	// compared, if set, says of which paths there are ratios.
+	compared func(a, b string) bool
 }
 
 func newSamples(paths []string) *samples {
@@ -86,7 +88,7 @@ func (s *samples) into(res *result.Result) error {
 		if m.alone {
 			continue
 		}
-		for _, q := range ratiosOf(s.paths) {
+		for _, q := range ratiosOf(s.paths, s.compared) {
 			over, under := s.values[q[0]][m.name], s.values[q[1]][m.name]
 			if len(over) == 0 || len(under) == 0 {
 				continue
@@ -104,15 +106,16 @@ func (s *samples) into(res *result.Result) error {
 }
 
 // ratiosOf says which paths are compared: all with the first, and xveth's with all that
-// are not xveth's fast path.
-func ratiosOf(paths []string) [][2]string {
+// are not xveth's fast path, unless a scenario has an order of its own.
+func ratiosOf(paths []string, compared func(a, b string) bool) [][2]string {
 	fast := func(p string) bool { return strings.HasPrefix(p, pathXveth) && p != pathXvethOff }
+	if compared == nil {
+		compared = func(a, b string) bool { return b == paths[0] || fast(a) && !fast(b) && a != paths[0] }
+	}
 	var all [][2]string
-	for i, p := range paths {
-		for j, q := range paths {
-			switch {
-			case i == j:
-			case j == 0, fast(p) && !fast(q) && i != 0:
+	for _, p := range paths {
+		for _, q := range paths {
+			if p != q && compared(p, q) {
 				all = append(all, [2]string{p, q})
 			}
 		}

@@ -4,7 +4,7 @@ package netbench
 
 // scenarios in the order in which they are listed.
 var scenarios = []*scenario{
-	uplinkToPod, podToUplink, podToPodTCP, podToPodRR, uplinkRR, connRate, udpOneshot, hostPort, clusterIP,
+	uplinkToPod, forwardRules, podToUplink, podToPodTCP, podToPodRR, uplinkRR, connRate, udpOneshot, hostPort, clusterIP,
 	chainOf(pathPTP), chainOf(pathBridge), chainOf(pathFlannel),
 	cniAddDel, scale, memory, cpuPerGbit, twoCore,
 	seedXDPPass, seedRedirectDrop, seedXDPTx, seedMultibuffer,

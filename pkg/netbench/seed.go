@@ -276,18 +276,21 @@ func (r *multiRun) close() (failed error) {
 func (r *multiRun) turn(ctx context.Context, _ *meter) (all []figure, err error) {
 	d := max(MinDuration, r.o.Duration/time.Duration(len(r.steps)))
 	for _, s := range r.steps {
-		var mpps float64
 		if r.jumbo {
-			mpps, err = s.sendJumbo(ctx, d)
-		} else {
-			var c traffic.Counted
-			c, err = measurePackets(ctx, s.packets, 1, d, &meter{})
-			mpps = c.Rate() / 1e6
+			mpps, err := s.sendJumbo(ctx, d)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, figure{s.metric, mpps})
+			continue
 		}
+		c, err := measurePackets(ctx, s.packets, 1, d, &meter{})
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, figure{s.metric, mpps})
+		all = append(all,
+			figure{s.metric, c.Rate() / 1e6},
+			figure{metric{name: s.name + " cost", unit: perCPU.unit, lower: true}, c.CPU.Seconds() * 1e9 / float64(c.Arrived)})
 	}
 	return all, nil
 }

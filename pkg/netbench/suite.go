@@ -37,12 +37,9 @@ func Suite() []Setting {
 		Options{Flows: 1000, Size: 512}, Options{Flows: 1000, Size: 1500},
 		Options{Flows: 1000, Rules: "none"},
 		Options{Flows: 1000, Rules: "services=5000", Paths: kernelAndXveth},
-		Options{Flows: 1, Rules: "forward=0", Paths: kernelAndXveth},
-		Options{Flows: 1, Rules: "forward=100", Paths: kernelAndXveth},
-		Options{Flows: 1, Rules: "forward=1000", Paths: kernelAndXveth},
-		Options{Flows: 1, Rules: "forward=10000", Paths: kernelAndXveth},
 		Options{Flows: 1, Sink: SinkSocket}, Options{Flows: 8, Sink: SinkSocket}, Options{Flows: 1000, Sink: SinkSocket},
 	)
+	add(forwardRules.name, Options{})
 	add(podToUplink.name, Options{Flows: 1}, Options{Flows: 1000})
 	for _, congestion := range []string{"", "cubic"} {
 		add(podToPodTCP.name, Options{Flows: 1, Congestion: congestion}, Options{Flows: 8, Congestion: congestion},

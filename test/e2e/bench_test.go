@@ -47,6 +47,7 @@ var benchCases = []benchCase{
 	},
 	{"uplink-to-pod", []string{"--path", "xveth", "--rules", "services=20", "--revalidate", "100ms"}, []string{"xveth"}, []string{"rate"}, nil},
 	{"uplink-to-pod", []string{"--path", "xveth", "--rules", "forward=20"}, []string{"xveth"}, []string{"rate"}, nil},
+	{"forward-rules", []string{"--path", "xveth-0,xveth-100,ptp-0,ptp-100"}, []string{"xveth-0", "ptp-100"}, []string{"rate"}, []string{"xveth-100/xveth-0", "ptp-100/ptp-0", "xveth-100/ptp-100"}},
 	{"pod-to-uplink", []string{"--path", "ptp,xveth", "--flows", "3"}, []string{"ptp", "xveth"}, []string{"rate", "cost", "tcp"}, []string{"xveth/ptp", "xveth/ptp tcp"}},
 	{
 		"pod-to-pod-tcp",
@@ -72,7 +73,7 @@ var benchCases = []benchCase{
 	{"seed-xdp-pass", []string{"--path", "batch-1,batch-16"}, []string{"batch-1", "batch-16"}, []string{"rate"}, []string{"batch-16/batch-1"}},
 	{"seed-redirect-drop", []string{"--path", "batch-1,batch-16,uplink-drop"}, []string{"batch-1", "uplink-drop"}, []string{"rate"}, []string{"batch-16/batch-1", "uplink-drop/batch-1"}},
 	{"seed-xdp-tx", []string{"--path", "batch-1,batch-16"}, []string{"batch-1", "batch-16"}, []string{"rate"}, []string{"batch-16/batch-1"}},
-	{"seed-multibuffer", nil, []string{"xdp", "xdp.frags"}, []string{"drop", "tx", "pass"}, []string{"xdp.frags/xdp", "xdp.frags/xdp pass"}},
+	{"seed-multibuffer", nil, []string{"xdp", "xdp.frags"}, []string{"drop", "tx", "pass"}, []string{"xdp.frags/xdp", "xdp.frags/xdp pass", "xdp.frags/xdp drop cost"}},
 }
 
 const benchRounds = 2

@@ -20,8 +20,8 @@ var chartTemplate = template.Must(template.New("chart").Parse(chartText))
 
 // Measures of a picture, in its own units.
 const (
-	chartLeft   = 330
-	chartPlot   = 460
+	chartLeft   = 400
+	chartPlot   = 420
 	chartRight  = 110
 	chartTop    = 40
 	chartBar    = 18
@@ -66,25 +66,35 @@ type bars struct {
 }
 
 // ratioTicks are marks of an axis on which twice and half are as far from 1.
-var ratioTicks = []float64{1. / 64, 1. / 16, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 8, 16, 64}
+var ratioTicks = []float64{0.125, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8}
+
+// The axis of ratios goes at least from atLeastLow to atLeastHigh, and not beyond the outermost
+// ticks: what is beyond ends there, with its figure.
+const (
+	atLeastLow  = 0.75
+	atLeastHigh = 1.5
+)
 
 // ratioChart shows how many times better or worse something is, from the line that says
 // "as good" to the right or to the left.
 func ratioChart(title string, all []Compared) (template.HTML, error) {
 	var list []bars
-	reach := 1.25
+	low, high := atLeastLow, atLeastHigh
 	last := ""
 	for _, c := range all {
 		label := strings.TrimSpace(c.Scenario + " " + c.Setting)
 		list = append(list, bars{label, c.Verdict, c.Min, c.Median, c.Max, c.Noisy, last != "" && last != c.Scenario})
 		last = c.Scenario
-		reach = max(reach, c.Max, 1/c.Min)
+		low, high = min(low, c.Min), max(high, c.Max)
 	}
-	edge := math.Log2(reach) * 1.02
-	at := func(v float64) float64 { return chartLeft + chartPlot*(math.Log2(v)+edge)/(2*edge) }
+	low, high = max(low, ratioTicks[0]), min(high, ratioTicks[len(ratioTicks)-1])
+	at := func(v float64) float64 {
+		v = min(max(v, low), high)
+		return chartLeft + chartPlot*math.Log2(v/low)/math.Log2(high/low)
+	}
 	c := newChart(title, list, at, 1, func(b bars) string { return fmt.Sprintf("%.2f", b.mid) })
 	for _, v := range ratioTicks {
-		if math.Abs(math.Log2(v)) <= edge {
+		if low <= v && v <= high {
 			c.Ticks = append(c.Ticks, tick{at(v), fmt.Sprintf("%.3g", v)})
 		}
 	}

@@ -201,6 +201,9 @@ func (s *Section) compare() (all []Compared) {
 				continue
 			}
 			setting := l.Setting
+			if _, n, numbered := strings.Cut(over, "-"); numbered {
+				setting = strings.TrimSpace(setting + " " + n)
+			}
 			if len(s.headlines()) > 1 {
 				setting = strings.TrimSpace(setting + " " + l.Metric)
 			}
@@ -222,12 +225,14 @@ func (s *Section) headlines() (names []string) {
 	return names
 }
 
-// summarized are the paths of the product, which the summary compares with what was there
-// before: the first path of a scenario.
-var summarized = []string{"xveth", "chain"}
-
+// inSummary says whether a ratio is one of the product to what was there before: xveth to the
+// first path, xveth-chain to the network without it, or both with the same number in their
+// names.
 func inSummary(over, under, first string) bool {
-	return under == first && slices.Contains(summarized, over)
+	if n, numbered := strings.CutPrefix(over, "xveth-"); numbered {
+		return under == "ptp-"+n
+	}
+	return under == first && (over == "xveth" || over == "chain")
 }
 
 // better turns a ratio of which less is better.

@@ -64,6 +64,27 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
+func TestInSummary(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		over, under, first string
+		want               bool
+	}{
+		{"xveth", "ptp", "ptp", true},
+		{"xveth", "bridge", "ptp", false},
+		{"ptp", "xveth", "xveth", false},
+		{"chain", "plain", "plain", true},
+		{"xveth-tcx", "ptp", "ptp", false},
+		{"xveth-100", "ptp-100", "xveth-0", true},
+		{"xveth-100", "xveth-0", "xveth-0", false},
+		{"batch-8", "batch-1", "batch-1", false},
+	} {
+		if got := inSummary(c.over, c.under, c.first); got != c.want {
+			t.Errorf("%s/%s with %s first: %v", c.over, c.under, c.first, got)
+		}
+	}
+}
+
 // The turned ratio keeps its ends: the best round of one is the worst of the other.
 func TestBetter(t *testing.T) {
 	t.Parallel()

@@ -59,7 +59,7 @@ func (s pageSection) Tall() bool { return len(s.Columns) > tooWide }
 
 func (r *Report) page(images string) (*page, error) {
 	p := &page{Report: r, Compared: r.Summary, Images: images}
-	svg, err := ratioChart("xveth, times better than what was there before", r.Summary)
+	svg, err := ratioChart("xveth, times better than what was there before (pale: noisy)", r.Summary)
 	if err != nil {
 		return nil, err
 	}
@@ -146,10 +146,12 @@ func (s *Section) headline(metric string) string {
 
 // classOf is the colour of a path.
 func classOf(path string) string {
-	switch path {
-	case "xveth", "xveth-tcx", "xveth-xdp", "chain":
+	switch {
+	case path == "xveth-off":
+		return "path"
+	case path == "chain", strings.HasPrefix(path, "xveth"):
 		return "ours"
-	case "redirect", "redirect-dst", "redirect-peer", "limit", "uplink-drop":
+	case path == "limit", path == "uplink-drop", strings.HasPrefix(path, "redirect"):
 		return "limit"
 	}
 	return "path"

@@ -33,15 +33,17 @@ type fillers struct {
 	// What one of the two writes before a gate, the other reads behind it.
 	over   bool
 	spans  [2]span
-	took   []time.Duration // the rounds that count
-	late   int             // those that do not
+	rates  []float64 // frames per second in the rounds that count
+	late   int       // those that do not
 	frames [txBudget]*bulk.Frame
 }
 
-// span is from when to when a filler was at it.
+// span is what a filler notes of a round.
 type span struct {
 	_          cpu.CacheLinePad
+	sent       atomic.Int64 // so far; the other one looks
 	begin, end time.Time
+	others     int64 // what the other one had sent at the end
 }
 
 func newFillers(inBulk bool) (*fillers, error) {
@@ -60,23 +62,20 @@ func newFillers(inBulk bool) (*fillers, error) {
 }
 
 func (f *fillers) run(d time.Duration) (turn, error) {
-	f.took, f.late, f.over = f.took[:0], 0, false
+	f.rates, f.late, f.over = f.rates[:0], 0, false
 	start := time.Now()
 	together(len(f.each), func(i int) int {
 		for round := 0; ; round++ {
+			f.spans[i].sent.Store(0)
 			if i == 0 {
 				t := time.Since(start)
-				f.over = round > 0 && (t >= d && len(f.took) >= fillRounds || t >= fillLonger*d)
+				f.over = round > 0 && (t >= d && len(f.rates) >= fillRounds || t >= fillLonger*d)
 			}
 			f.gate.pass(i)
 			if f.over {
 				return 0
 			}
-			begin := time.Now()
-			for range txPolls {
-				f.each[i].send()
-			}
-			f.spans[i].begin, f.spans[i].end = begin, time.Now()
+			f.fill(i)
 			f.gate.pass(i)
 			if i == 0 {
 				f.note()
@@ -86,54 +85,66 @@ func (f *fillers) run(d time.Duration) (turn, error) {
 			}
 		}
 	})
-	if len(f.took) < fillRounds {
+	if len(f.rates) < fillRounds {
 		return f.alone(d)
 	}
 	return turn{
-		rate:      f.rate(),
-		disturbed: float64(f.late) / float64(f.late+len(f.took)),
+		rate:      median(f.rates),
+		disturbed: float64(f.late) / float64(f.late+len(f.rates)),
 	}, nil
 }
 
-// rate is that of the median round.
-func (f *fillers) rate() float64 {
-	slices.Sort(f.took)
-	return sendRing / f.took[len(f.took)/2].Seconds()
+// fill is one round of one of the two.
+func (f *fillers) fill(i int) {
+	me, other := &f.spans[i], &f.spans[1-i]
+	me.begin = time.Now()
+	n := 0
+	for range txPolls {
+		n += f.each[i].send()
+		me.sent.Store(int64(n))
+	}
+	me.end, me.others = time.Now(), other.sent.Load()
+}
+
+// note takes down what both sent while both were sending: from when the later one began to when
+// the first was ready. Who sleeps for a lock at the end is not waited for. If they did not start
+// together, the round does not count.
+func (f *fillers) note() {
+	a, b := &f.spans[0], &f.spans[1]
+	if b.begin.Sub(a.begin).Abs() > fillSkew {
+		f.late++
+		return
+	}
+	if b.end.Before(a.end) {
+		a, b = b, a
+	}
+	begin := a.begin
+	if b.begin.After(begin) {
+		begin = b.begin
+	}
+	f.rates = append(f.rates, float64(a.sent.Load()+a.others)/a.end.Sub(begin).Seconds())
 }
 
 // alone lets one processor do the work of both: there have not been two. Nothing is contended
 // then, and the turn counts as disturbed all the time.
 func (f *fillers) alone(d time.Duration) (turn, error) {
-	f.took = f.took[:0]
-	for start := time.Now(); len(f.took) == 0 || time.Since(start) < d; {
+	f.rates = f.rates[:0]
+	for start := time.Now(); len(f.rates) == 0 || time.Since(start) < d; {
 		begin := time.Now()
 		for _, s := range f.each {
 			for range txPolls {
 				s.send()
 			}
 		}
-		f.took = append(f.took, time.Since(begin))
+		f.rates = append(f.rates, sendRing/time.Since(begin).Seconds())
 		f.empty()
 	}
-	return turn{rate: f.rate(), disturbed: 1}, nil
+	return turn{rate: median(f.rates), disturbed: 1}, nil
 }
 
-// note takes down how long a round lasted, from the first frame of either to the last. If they did
-// not start together, it does not count.
-func (f *fillers) note() {
-	a, b := f.spans[0], f.spans[1]
-	if b.begin.Sub(a.begin).Abs() > fillSkew {
-		f.late++
-		return
-	}
-	begin, end := a.begin, a.end
-	if b.begin.Before(begin) {
-		begin = b.begin
-	}
-	if b.end.After(end) {
-		end = b.end
-	}
-	f.took = append(f.took, end.Sub(begin))
+func median(v []float64) float64 {
+	slices.Sort(v)
+	return v[len(v)/2]
 }
 
 func (f *fillers) empty() {

@@ -5,6 +5,7 @@
 package bench
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -25,7 +26,8 @@ var ErrScenario = errors.New("unknown scenario")
 // Options say how long to measure. Many short turns see through a busy machine better than few
 // long ones.
 type Options struct {
-	// Rounds is the number of turns of each path; 0 means 61.
+	// Rounds is the number of turns of each path; 0 means 61, or more where two paths are
+	// nearly the same.
 	Rounds int
 	// Duration is the length of a turn; 0 means 3 ms.
 	Duration time.Duration
@@ -38,6 +40,7 @@ type scenario struct {
 	paths  []path
 	ratios []ratio
 	params map[string]any
+	rounds int          // if set, the default
 	end    func() error // if set, takes down what was set up
 }
 
@@ -63,7 +66,7 @@ func Run(name string, opts Options) (result.Result, error) {
 		return result.Result{}, fmt.Errorf("prepare %s: %w", name, err)
 	}
 	if opts.Rounds <= 0 {
-		opts.Rounds = defaultRounds
+		opts.Rounds = cmp.Or(s.rounds, defaultRounds)
 	}
 	if opts.Duration <= 0 {
 		opts.Duration = defaultDuration
@@ -96,7 +99,7 @@ func (s *scenario) report(name string, opts Options, turns map[string]*samples) 
 		if p.pair != nil {
 			r.Rows = append(r.Rows, result.NewRow(p.name, "disturbed", "share", turns[p.name].disturbed))
 		}
-		if p.lost != nil {
+		if p.lossy {
 			r.Rows = append(r.Rows, result.NewRow(p.name, "lost", "share", turns[p.name].lost))
 		}
 	}

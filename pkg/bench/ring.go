@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync/atomic"
+	"time"
 
 	"github.com/xveth/xveth/pkg/ptrring"
 )
@@ -93,9 +94,9 @@ func pairRing(batch int, opts ptrring.Options) (path, error) {
 		produce = func(src []*item) int { return one(r.Produce(src[0])) }
 		consume = func([]*item) int { return one(r.Consume() != nil) }
 	}
-	return path{pair: func(stop func() bool) (work, error) {
+	return path{pair: func(d time.Duration) (turn, error) {
 		var over atomic.Bool
-		return together(2, func(i int) int {
+		return inParallel(2, d, func(i int, stop func() bool) int {
 			if i == 0 {
 				src := newItems()
 				for more := true; more; more = !stop() {
@@ -121,7 +122,7 @@ func pairRing(batch int, opts ptrring.Options) (path, error) {
 					runtime.Gosched()
 				}
 			}
-		}), nil
+		})
 	}}, nil
 }
 
@@ -134,9 +135,9 @@ func one(ok bool) int {
 
 // movePair is pairRing for a channel, which needs no help in waiting.
 func movePair() path {
-	return path{pair: func(stop func() bool) (work, error) {
+	return path{pair: func(d time.Duration) (turn, error) {
 		ch := make(chan *item, ringSize)
-		return together(2, func(i int) int {
+		return inParallel(2, d, func(i int, stop func() bool) int {
 			if i == 0 {
 				src := newItems()
 				for more := true; more; more = !stop() {
@@ -152,7 +153,7 @@ func movePair() path {
 				n++
 			}
 			return n
-		}), nil
+		})
 	}}
 }
 

@@ -103,19 +103,21 @@ type crossing interface {
 	close() error
 }
 
-// crossingPath measures a crossing: what it receives, not what it sends.
+// crossingPath measures a crossing: what it receives, not what it sends. The kernel's threads
+// take part in it, so a turn is not made again because others ran meanwhile.
 func crossingPath(name string, c crossing) path {
-	var share float64
-	return path{
-		name: name,
-		pair: func(stop func() bool) (w work, err error) {
+	return path{name: name, lossy: true, rough: true, pair: func(d time.Duration) (turn, error) {
+		var n int
+		var t turn
+		took, waited, err := watch(func() (err error) {
 			start := time.Now()
-			w.items, share, err = cross(c, stop)
-			w.all = time.Since(start)
-			return w, err
-		},
-		lost: func() float64 { return share },
-	}
+			n, t.lost, err = cross(c, func() bool { return time.Since(start) >= d })
+			return err
+		})
+		t.rate = float64(n) / took.Seconds()
+		t.disturbed = waited.Seconds() / took.Seconds()
+		return t, err
+	}}
 }
 
 // cross sends and receives for one turn. It returns how many frames arrived, and the share of

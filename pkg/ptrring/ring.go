@@ -48,15 +48,18 @@ type Options struct {
 	Wait bool
 }
 
-// block is what each side of a ring has for itself: twice a cache line, because processors
-// fetch lines in pairs.
-const block = 2 * unsafe.Sizeof(cpu.CacheLinePad{})
+const (
+	line = unsafe.Sizeof(cpu.CacheLinePad{})
+	// block is what each side of a ring has for itself. Twice what it needs, because some
+	// processors fetch lines in pairs.
+	block = 4 * line
+)
 
 // Ring is a bounded FIFO of pointers to T.
 //
-// The two sides write to different blocks of cache lines. All that a side writes, its lock
-// included, is on one line, as in the kernel: that line is what moves from processor to
-// processor when several produce or consume.
+// The two sides write to different blocks of cache lines. In each, the lock has a line of its own:
+// who waits for it looks at it all the time, and must not take from its holder the line on which
+// the work is done.
 type Ring[T any] struct {
 	_        cpu.CacheLinePad
 	prod     producer
@@ -75,6 +78,7 @@ type Ring[T any] struct {
 // producer is what only producers write.
 type producer struct {
 	mu        sync.Mutex
+	_         [line - unsafe.Sizeof(sync.Mutex{})]byte
 	published atomic.Uint64 // entries ever produced
 	// What follows only producers read.
 
@@ -85,6 +89,7 @@ type producer struct {
 // consumer is what only consumers write.
 type consumer struct {
 	mu    sync.Mutex
+	_     [line - unsafe.Sizeof(sync.Mutex{})]byte
 	given atomic.Uint64 // slots ever handed back
 	// What follows only consumers read.
 

@@ -250,32 +250,35 @@ func TestNoAllocation(t *testing.T) {
 	}
 }
 
-// Each side writes to one cache line, which nobody else writes to.
+// Each side works on one cache line, which nobody else writes to. Its lock has another.
 func TestNoFalseSharing(t *testing.T) {
 	t.Parallel()
 	const line = 64
 	for range 10 {
 		r := newRing(t, 4, Options{})
 		start := uintptr(unsafe.Pointer(r))
+		prod, cons := unsafe.Offsetof(r.prod), unsafe.Offsetof(r.cons)
 		parts := []struct {
-			name        string
-			start, size uintptr
+			name       string
+			start, end uintptr
 		}{
-			{"producer", unsafe.Offsetof(r.prod), unsafe.Sizeof(r.prod)},
-			{"consumer", unsafe.Offsetof(r.cons), unsafe.Sizeof(r.cons)},
-			{"read-only", unsafe.Offsetof(r.slots), unsafe.Offsetof(r.wait) + unsafe.Sizeof(r.wait) - unsafe.Offsetof(r.slots)},
+			{"producers' lock", prod, prod + unsafe.Sizeof(r.prod.mu)},
+			{"producer", prod + unsafe.Offsetof(r.prod.published), prod + unsafe.Sizeof(r.prod)},
+			{"consumers' lock", cons, cons + unsafe.Sizeof(r.cons.mu)},
+			{"consumer", cons + unsafe.Offsetof(r.cons.given), cons + unsafe.Sizeof(r.cons)},
+			{"read-only", unsafe.Offsetof(r.slots), unsafe.Offsetof(r.wait) + unsafe.Sizeof(r.wait)},
 		}
-		end := uintptr(0)
+		last := start/line - 1
 		for _, p := range parts {
-			if gap := p.start - end; gap < line {
-				t.Errorf("%s is %d bytes behind what is before it", p.name, gap)
+			first := (start + p.start) / line
+			if first == last {
+				t.Errorf("%s shares a line with what is before it", p.name)
 			}
-			end = p.start + p.size
-			if first, last := (start+p.start)/line, (start+end-1)/line; first != last {
+			if last = (start + p.end - 1) / line; first != last {
 				t.Errorf("%s lies on %d lines", p.name, last-first+1)
 			}
 		}
-		if unsafe.Sizeof(*r)-end < line {
+		if parts[0].start < line || unsafe.Sizeof(*r)-parts[len(parts)-1].end < line {
 			t.Error("the ring shares a line with its neighbours")
 		}
 	}

@@ -104,6 +104,7 @@ func (c *chained) pod(t *testing.T, id string, args ...[2]string) *rig.Pod {
 	if p.Result, err = current.NewResultFromResult(got); err != nil {
 		t.Fatal(err)
 	}
+	addrsUsable(t, c.Node, p.Host)
 	if err := c.cni.CheckNetworkList(ctxOf(t), c.list, conf); err != nil {
 		t.Error(err)
 	}

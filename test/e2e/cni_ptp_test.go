@@ -5,7 +5,6 @@ package e2e
 import (
 	"fmt"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/xveth/xveth/test/rig"
@@ -22,10 +21,7 @@ func ptpPod(t *testing.T, r *rig.Rig, id string) *rig.Pod {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// ptp does not wait for duplicate address detection on the node's side.
-	eventually(t, ctxWait, "the gateway address is usable", func() bool {
-		return !strings.Contains(node(t, r, "ip -6 addr"), "tentative")
-	})
+	addrsUsable(t, r.Node)
 	p.Result = resultOf(t, out.Stdout)
 	p.TakeAddrs()
 	return p

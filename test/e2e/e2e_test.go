@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -167,6 +168,16 @@ func eventually(t *testing.T, within time.Duration, what string, cond func() boo
 		}
 	}
 	t.Fatalf("not within %v: %s", within, what)
+}
+
+// addrsUsable waits for duplicate address detection, which other plugins do not wait for.
+func addrsUsable(t *testing.T, hosts ...*rig.Host) {
+	t.Helper()
+	for _, h := range hosts {
+		eventually(t, ctxWait, "the addresses are usable", func() bool {
+			return !strings.Contains(on(t, h, "ip -6 addr"), "tentative")
+		})
+	}
 }
 
 // node runs a shell command on the node.

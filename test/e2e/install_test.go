@@ -97,10 +97,7 @@ func (n *runtimeNode) add(t *testing.T, ids ...string) []*rig.Pod {
 		p.TakeAddrs()
 		all = append(all, p)
 	}
-	// ptp does not wait for duplicate address detection on the node's side.
-	eventually(t, ctxWait, "the gateway addresses are usable", func() bool {
-		return !strings.Contains(node(t, n.Rig, "ip -6 addr"), "tentative")
-	})
+	addrsUsable(t, n.Node)
 	return all
 }
 

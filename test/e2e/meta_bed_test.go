@@ -157,9 +157,7 @@ func (bed *metaBed) add(t *testing.T, id string, caps map[string]any) *rig.Pod {
 		t.Fatalf("add of %s: %v", id, err)
 	}
 	p.Result = resultAs100(t, res)
-	eventually(t, ctxWait, "addresses are usable", func() bool {
-		return !strings.Contains(node(t, bed.r, "ip -6 addr")+on(t, p.Host, "ip -6 addr"), "tentative")
-	})
+	addrsUsable(t, bed.r.Node, p.Host)
 	for _, intf := range p.Result.Interfaces {
 		if intf.Sandbox == "" && p.HostDev == "" {
 			p.HostDev = intf.Name

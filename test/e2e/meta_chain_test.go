@@ -79,7 +79,7 @@ func (bed *metaBed) checks() bool {
 }
 
 // metaSaid finds what the plugin at fault said.
-var metaSaid = regexp.MustCompile(`"msg": "(.*)"`)
+var metaSaid = regexp.MustCompile(`failed \(add\): (.*)`)
 
 // shaped is what a chain makes of some limits: qdiscs, or an error.
 func (bed *metaBed) shaped(t *testing.T, id string, limits map[string]any) string {

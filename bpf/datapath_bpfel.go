@@ -22,13 +22,6 @@ type DatapathBpfDevmapVal struct {
 	}
 }
 
-type DatapathXvCandidate struct {
-	_       structs.HostLayout
-	Hash    uint32
-	Packets uint32
-	Since   uint64
-}
-
 type DatapathXvFlow struct {
 	_        structs.HostLayout
 	Tag      uint32
@@ -197,12 +190,19 @@ type DatapathXvSettings struct {
 	Pad          uint32
 }
 
+type DatapathXvSlot struct {
+	_         structs.HostLayout
+	LiveUntil uint64
+	Hash      uint32
+	Since     uint16
+	Packets   uint16
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	DatapathMapXvBlocked        = "xv_blocked"
-	DatapathMapXvCandidates     = "xv_candidates"
 	DatapathMapXvConfig         = "xv_config"
 	DatapathMapXvCounters       = "xv_counters"
 	DatapathMapXvDevs           = "xv_devs"
@@ -215,6 +215,7 @@ const (
 	DatapathMapXvPorts          = "xv_ports"
 	DatapathMapXvRefusals       = "xv_refusals"
 	DatapathMapXvScratch        = "xv_scratch"
+	DatapathMapXvSlots          = "xv_slots"
 	DatapathProgXvLearnPod      = "xv_learn_pod"
 	DatapathProgXvLearnUplink   = "xv_learn_uplink"
 	DatapathProgXvOnDevmapXmit  = "xv_on_devmap_xmit"
@@ -285,20 +286,20 @@ type DatapathProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type DatapathMapSpecs struct {
-	XvBlocked    *ebpf.MapSpec `ebpf:"xv_blocked"`
-	XvCandidates *ebpf.MapSpec `ebpf:"xv_candidates"`
-	XvConfig     *ebpf.MapSpec `ebpf:"xv_config"`
-	XvCounters   *ebpf.MapSpec `ebpf:"xv_counters"`
-	XvDevs       *ebpf.MapSpec `ebpf:"xv_devs"`
-	XvFlows4     *ebpf.MapSpec `ebpf:"xv_flows4"`
-	XvFlows6     *ebpf.MapSpec `ebpf:"xv_flows6"`
-	XvLosses     *ebpf.MapSpec `ebpf:"xv_losses"`
-	XvMembers    *ebpf.MapSpec `ebpf:"xv_members"`
-	XvOrigins    *ebpf.MapSpec `ebpf:"xv_origins"`
-	XvPolls      *ebpf.MapSpec `ebpf:"xv_polls"`
-	XvPorts      *ebpf.MapSpec `ebpf:"xv_ports"`
-	XvRefusals   *ebpf.MapSpec `ebpf:"xv_refusals"`
-	XvScratch    *ebpf.MapSpec `ebpf:"xv_scratch"`
+	XvBlocked  *ebpf.MapSpec `ebpf:"xv_blocked"`
+	XvConfig   *ebpf.MapSpec `ebpf:"xv_config"`
+	XvCounters *ebpf.MapSpec `ebpf:"xv_counters"`
+	XvDevs     *ebpf.MapSpec `ebpf:"xv_devs"`
+	XvFlows4   *ebpf.MapSpec `ebpf:"xv_flows4"`
+	XvFlows6   *ebpf.MapSpec `ebpf:"xv_flows6"`
+	XvLosses   *ebpf.MapSpec `ebpf:"xv_losses"`
+	XvMembers  *ebpf.MapSpec `ebpf:"xv_members"`
+	XvOrigins  *ebpf.MapSpec `ebpf:"xv_origins"`
+	XvPolls    *ebpf.MapSpec `ebpf:"xv_polls"`
+	XvPorts    *ebpf.MapSpec `ebpf:"xv_ports"`
+	XvRefusals *ebpf.MapSpec `ebpf:"xv_refusals"`
+	XvScratch  *ebpf.MapSpec `ebpf:"xv_scratch"`
+	XvSlots    *ebpf.MapSpec `ebpf:"xv_slots"`
 }
 
 // DatapathVariableSpecs contains global variables before they are loaded into the kernel.
@@ -331,26 +332,25 @@ func (o *DatapathObjects) Close() error {
 //
 // It can be passed to LoadDatapathObjects or ebpf.CollectionSpec.LoadAndAssign.
 type DatapathMaps struct {
-	XvBlocked    *ebpf.Map `ebpf:"xv_blocked"`
-	XvCandidates *ebpf.Map `ebpf:"xv_candidates"`
-	XvConfig     *ebpf.Map `ebpf:"xv_config"`
-	XvCounters   *ebpf.Map `ebpf:"xv_counters"`
-	XvDevs       *ebpf.Map `ebpf:"xv_devs"`
-	XvFlows4     *ebpf.Map `ebpf:"xv_flows4"`
-	XvFlows6     *ebpf.Map `ebpf:"xv_flows6"`
-	XvLosses     *ebpf.Map `ebpf:"xv_losses"`
-	XvMembers    *ebpf.Map `ebpf:"xv_members"`
-	XvOrigins    *ebpf.Map `ebpf:"xv_origins"`
-	XvPolls      *ebpf.Map `ebpf:"xv_polls"`
-	XvPorts      *ebpf.Map `ebpf:"xv_ports"`
-	XvRefusals   *ebpf.Map `ebpf:"xv_refusals"`
-	XvScratch    *ebpf.Map `ebpf:"xv_scratch"`
+	XvBlocked  *ebpf.Map `ebpf:"xv_blocked"`
+	XvConfig   *ebpf.Map `ebpf:"xv_config"`
+	XvCounters *ebpf.Map `ebpf:"xv_counters"`
+	XvDevs     *ebpf.Map `ebpf:"xv_devs"`
+	XvFlows4   *ebpf.Map `ebpf:"xv_flows4"`
+	XvFlows6   *ebpf.Map `ebpf:"xv_flows6"`
+	XvLosses   *ebpf.Map `ebpf:"xv_losses"`
+	XvMembers  *ebpf.Map `ebpf:"xv_members"`
+	XvOrigins  *ebpf.Map `ebpf:"xv_origins"`
+	XvPolls    *ebpf.Map `ebpf:"xv_polls"`
+	XvPorts    *ebpf.Map `ebpf:"xv_ports"`
+	XvRefusals *ebpf.Map `ebpf:"xv_refusals"`
+	XvScratch  *ebpf.Map `ebpf:"xv_scratch"`
+	XvSlots    *ebpf.Map `ebpf:"xv_slots"`
 }
 
 func (m *DatapathMaps) Close() error {
 	return _DatapathClose(
 		m.XvBlocked,
-		m.XvCandidates,
 		m.XvConfig,
 		m.XvCounters,
 		m.XvDevs,
@@ -363,6 +363,7 @@ func (m *DatapathMaps) Close() error {
 		m.XvPorts,
 		m.XvRefusals,
 		m.XvScratch,
+		m.XvSlots,
 	)
 }
 

@@ -33,6 +33,26 @@ static __always_inline void xv_forget(const union xv_key *k, int family)
 		bpf_map_delete_elem(&xv_flows6, &k->v6);
 }
 
+static __always_inline struct xv_slot *xv_slot_of(__u32 hash)
+{
+	__u32 i = hash & (XV_SLOTS - 1);
+
+	return bpf_map_lookup_elem(&xv_slots, &i);
+}
+
+/* Whether a flow of the slot may be fast, or has been of late. */
+static __always_inline bool xv_may_live(const struct xv_slot *slot, __u64 now)
+{
+	return slot && now <= slot->live_until;
+}
+
+/* Has packets look for their flows until that time, in coarse ns. */
+static __always_inline void xv_keep_live(struct xv_slot *slot, __u64 until)
+{
+	if (slot && until > slot->live_until)
+		slot->live_until = until;
+}
+
 /* Packets that the fast path never takes, whatever has been learned. */
 static __always_inline enum xv_reason xv_eligible(const struct xv_packet *p)
 {
@@ -141,10 +161,12 @@ static __always_inline enum xv_reason xv_find(const struct xv_packet *p, int fam
 	struct xv_flow *f;
 	__u64 now;
 
-	f = xv_lookup(&p->key, family);
-	if (!f || !cfg)
-		return XV_PASS_NO_FLOW;
 	now = bpf_ktime_get_coarse_ns();
+	if (!cfg || !xv_may_live(xv_slot_of(p->hash), now))
+		return XV_PASS_NO_FLOW;
+	f = xv_lookup(&p->key, family);
+	if (!f)
+		return XV_PASS_NO_FLOW;
 	reason = xv_check_deadline(f, cfg->revalidate_ns, now);
 	if (reason)
 		return reason;

@@ -71,25 +71,21 @@ static __always_inline bool xv_note_matches(__u16 note, __u32 hash, const struct
  * hardly ever be fast. The first flow in a slot keeps it for as long, so that a flood
  * cannot keep everybody from learning.
  */
-static __always_inline bool xv_seen_enough(__u32 hash, bool replied, __u64 now, __u64 interval)
+static __always_inline bool xv_seen_enough(struct xv_slot *slot, __u32 hash, bool replied,
+					   __u64 now, __u64 interval)
 {
-	__u32 slot = hash & (XV_CANDIDATES - 1);
-	struct xv_candidate *c = bpf_map_lookup_elem(&xv_candidates, &slot);
+	__u16 tick = now >> XV_TICK_SHIFT;
 
-	if (!c)
-		return false;
-	if (now - c->since > interval) {
-		c->hash = hash;
-		c->packets = 0;
-		c->since = now;
+	if (!slot->packets || (__u16)(tick - slot->since) > interval >> XV_TICK_SHIFT) {
+		slot->hash = hash;
+		slot->since = tick;
+		slot->packets = 0;
 	}
-	if (c->hash != hash)
+	if (slot->hash != hash)
 		return false;
-	c->packets++;
-	if (c->packets < (replied ? XV_LEARN_AFTER_REPLY : XV_LEARN_AFTER))
-		return false;
-	c->since = 0;
-	return true;
+	if (slot->packets < XV_LEARN_AFTER)
+		slot->packets++;
+	return slot->packets >= (replied ? XV_LEARN_AFTER_REPLY : XV_LEARN_AFTER);
 }
 
 /* What the kernel did, as the packet shows it; true when XDP runs where it came in. */
@@ -104,7 +100,7 @@ static __always_inline bool xv_fill_action(const struct __sk_buff *skb, const vo
 	a->oif = skb->ifindex;
 	__builtin_memcpy(a->dst_mac, eth->dst, 6);
 	__builtin_memcpy(a->src_mac, eth->src, 6);
-	if (port)
+	if (port && !(a->flags & XV_F_MEMBER))
 		__builtin_memcpy(a->in_mac, port->mac, 6);
 	if (family == 4) {
 		a->sport = p->key.v4.sport;
@@ -166,61 +162,72 @@ static __always_inline void xv_set_action(struct xv_flow *f, const struct xv_act
 /* The packet that is about to leave, as learning sees it. */
 struct xv_lesson {
 	struct xv_action action;
+	struct xv_slot *slot;
+	__u64 now;
+	__u64 interval;
 	__u32 hash; /* of the key that its flow has at ingress */
 	__u16 len; /* of its longest segment, bytes */
 	bool replied;
+	bool enough; /* its flow may be learned; else it may be known, and is counted if not */
 };
 
-/* Puts a new entry in the place of what there was. */
-static __always_inline long xv_store(struct xv_flow6 *v, const union xv_key *k, int family,
-				     const struct xv_flow *have, const struct xv_lesson *l,
-				     __u64 now, __u64 interval)
+static __always_inline bool xv_has_seen_enough(const struct xv_lesson *l)
 {
-	__u64 *poll = xv_this_poll();
+	return xv_seen_enough(l->slot, l->hash, l->replied, l->now, l->interval);
+}
 
-	if (!poll)
-		return -1;
+/* Puts a new entry in the place of what there was. */
+static __always_inline enum xv_reason xv_store(struct xv_flow6 *v, const union xv_key *k,
+					       int family, const struct xv_flow *have,
+					       const struct xv_lesson *l, __u64 poll)
+{
+	long err;
+
 	v->f.tag = l->hash;
-	v->f.deadline = now + interval;
+	v->f.deadline = l->now + l->interval;
 	v->f.max_len = l->len;
-	v->f.slow_poll = *poll;
+	v->f.slow_poll = poll;
 	v->f.fast_poll = 0;
-	v->f.born = have ? have->born : now;
+	v->f.born = have ? have->born : l->now;
 	v->f.packets = have ? have->packets : 0;
 	v->f.bytes = have ? have->bytes : 0;
 	xv_set_action(&v->f, &l->action, family);
-	return family == 4 ? bpf_map_update_elem(&xv_flows4, &k->v4, v, BPF_ANY) :
-			     bpf_map_update_elem(&xv_flows6, &k->v6, v, BPF_ANY);
+	err = family == 4 ? bpf_map_update_elem(&xv_flows4, &k->v4, v, BPF_ANY) :
+			    bpf_map_update_elem(&xv_flows6, &k->v6, v, BPF_ANY);
+	if (err)
+		return XV_LEARN_FULL;
+	return have ? XV_LEARN_CHANGED : XV_LEARN_NEW;
 }
 
 /* Renews, replaces or makes the flow's entry. */
 static __always_inline enum xv_reason xv_remember(struct xv_flow6 *entry, const union xv_key *k,
-						  int family, const struct xv_lesson *l,
-						  const struct xv_settings *cfg)
+						  int family, const struct xv_lesson *l)
 {
-	__u64 now = bpf_ktime_get_coarse_ns();
 	struct xv_flow *have = xv_lookup(k, family);
-	enum xv_reason reason = XV_LEARN_CHANGED;
+	__u64 *poll = xv_this_poll();
 
+	if (!poll)
+		return XV_OK;
 	if (have && have->tag == l->hash && xv_same_action(have, &l->action, family)) {
-		if (now <= have->deadline &&
-		    have->deadline - now <= cfg->revalidate_ns + XV_GRACE_NS) {
+		if (l->now <= have->deadline &&
+		    have->deadline - l->now <= l->interval + XV_GRACE_NS) {
 			if (l->len > have->max_len)
 				have->max_len = l->len;
 			return XV_OK;
 		}
 		have->max_len = l->len;
+		/* The packets in front of this one may not have met the entry. */
+		have->slow_poll = *poll;
 		barrier();
-		have->deadline = now + cfg->revalidate_ns;
+		have->deadline = l->now + l->interval;
+		xv_keep_live(l->slot, l->now + 2 * l->interval);
 		return XV_LEARN_RENEWED;
 	}
-	if (!have) {
-		reason = XV_LEARN_NEW;
-		if (!xv_seen_enough(l->hash, l->replied, now, cfg->revalidate_ns))
-			return XV_LEARN_WAIT;
-	}
-	return xv_store(entry, k, family, have, l, now, cfg->revalidate_ns) ? XV_LEARN_FULL :
-									      reason;
+	if (!have && !l->enough && !xv_has_seen_enough(l))
+		return XV_LEARN_WAIT;
+	l->slot->packets = 0;
+	xv_keep_live(l->slot, l->now + 2 * l->interval);
+	return xv_store(entry, k, family, have, l, *poll);
 }
 
 /*
@@ -309,7 +316,6 @@ static __always_inline enum xv_reason xv_learn_family(struct __sk_buff *skb, int
 	if (((const __u8 *)data)[0] & 1)
 		return XV_LEARN_GROUP;
 	l.action.flags = flags;
-	by_xdp = xv_fill_action(skb, data, &p, family, &l.action);
 
 	xv_ct_find(skb, kskb, &p, family, ct);
 	if (!ct->tracked) {
@@ -344,20 +350,31 @@ static __always_inline enum xv_reason xv_learn_family(struct __sk_buff *skb, int
 			return XV_LEARN_NOTE_DIFFERS;
 		l.action.flags |= XV_F_BRIDGED;
 	}
+	l.now = bpf_ktime_get_coarse_ns();
+	l.interval = cfg->revalidate_ns;
+	l.replied = ct->replied;
+	l.slot = xv_slot_of(l.hash);
+	if (!l.slot)
+		return XV_OK;
+	if (!xv_may_live(l.slot, l.now)) {
+		if (!xv_has_seen_enough(&l))
+			return XV_LEARN_WAIT;
+		l.enough = true;
+	}
 	if (!xv_same_tuple(&ct->in, &p.key, family))
 		l.action.flags |= XV_F_NAT;
 	if (ct->reply)
 		l.action.flags |= XV_F_REPLY;
 	if (skb->ingress_ifindex == skb->ifindex && !(flags & XV_F_PEER))
 		l.action.flags |= XV_F_BOUNCE;
+	by_xdp = xv_fill_action(skb, data, &p, family, &l.action);
 	reason = xv_device_objection(kskb, l.action.flags, by_xdp);
 	if (!reason && xv_is_bridge_port(kskb))
 		reason = xv_port_objection(kskb, &l.action);
 	if (reason)
 		return reason;
 	l.len = xv_segment_len(skb, &p);
-	l.replied = ct->replied;
-	return xv_remember(&work->entry, &ct->in, family, &l, cfg);
+	return xv_remember(&work->entry, &ct->in, family, &l);
 }
 
 /* One function for each family: both at once would not fit on the stack. */

@@ -21,14 +21,17 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } xv_flows6 SEC(".maps");
 
-/* Flows on their way to be learned, kept apart so that a flood evicts nothing. */
+/*
+ * By the hash of a flow's key: whether the flow maps have to be asked for it, and flows on
+ * their way to be learned, kept apart so that a flood evicts nothing.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, XV_CANDIDATES);
+	__uint(max_entries, XV_SLOTS);
 	__type(key, __u32);
-	__type(value, struct xv_candidate);
+	__type(value, struct xv_slot);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} xv_candidates SEC(".maps");
+} xv_slots SEC(".maps");
 
 /* Interfaces that XDP may redirect to, by ifindex. */
 struct {

@@ -110,6 +110,7 @@ static __always_inline enum xv_reason xv_rescue(struct __sk_buff *skb, const str
 		f->flags |= XV_F_GRACE;
 		f->deadline = now + XV_GRACE_NS;
 		f->slow_poll = 0;
+		xv_keep_live(xv_slot_of(p->hash), f->deadline);
 		xv_expire_other(f, family, now);
 	}
 	return now <= f->deadline ? XV_FAST_TCX : XV_DROP_CT_STRICT;

@@ -62,11 +62,15 @@ struct xv_flow6 {
 	__be32 daddr[4];
 };
 
-/* A flow that the kernel forwards and that is not learned yet. */
-struct xv_candidate {
-	__u32 hash;
-	__u32 packets;
-	__u64 since; /* coarse monotonic ns */
+/*
+ * What is known of all flows whose keys have one hash, so that a packet which is the only
+ * one of its flow costs one cache line.
+ */
+struct xv_slot {
+	__u64 live_until; /* coarse monotonic ns; there is no flow to be repeated after that */
+	__u32 hash; /* of the flow that is on its way to be learned */
+	__u16 since; /* ticks; when its first packet came */
+	__u16 packets; /* of it; 0: there is none */
 };
 
 /* Settings that hold for the node. */

@@ -170,7 +170,7 @@ func (d *Datapath) pinnedMaps() map[string]**ebpf.Map {
 	return map[string]**ebpf.Map{
 		"xv_flows4":     &d.maps.XvFlows4,
 		"xv_flows6":     &d.maps.XvFlows6,
-		"xv_candidates": &d.maps.XvCandidates,
+		"xv_slots": &d.maps.XvSlots,
 		"xv_devs":       &d.maps.XvDevs,
 		"xv_ports":      &d.maps.XvPorts,
 		"xv_members":    &d.maps.XvMembers,

@@ -79,5 +79,5 @@
  */
 #define XV_POLL_MAX_NS 20000000
 
-#define XV_SLOTS 32768 /* a power of two */
+#define XV_SLOTS 8192 /* a power of two */
 #define XV_TICK_SHIFT 20 /* a tick of a slot is 2^20 ns */

@@ -4,6 +4,7 @@ package datapath
 
 import (
 	"encoding/binary"
+	"errors"
 	"net/netip"
 	"slices"
 	"sync"
@@ -41,6 +42,7 @@ type runObjects struct {
 	TC       *ebpf.Program `ebpf:"xv_tc_in"`
 	Learn    *ebpf.Program `ebpf:"xv_learn_pod"`
 	Flows4   *ebpf.Map     `ebpf:"xv_flows4"`
+	Slots    *ebpf.Map     `ebpf:"xv_slots"`
 	Flows6   *ebpf.Map     `ebpf:"xv_flows6"`
 	Devs     *ebpf.Map     `ebpf:"xv_devs"`
 	Blocked  *ebpf.Map     `ebpf:"xv_blocked"`
@@ -221,15 +223,20 @@ func (e *entry) value() bpf.DatapathXvFlow {
 func (b *bench) put(t *testing.T, e *entry) {
 	t.Helper()
 	f, err := e.value(), error(nil)
+	var hash uint32
 	if e.from.Addr().Is6() {
 		k := e.key6()
-		f.Tag = hash6(&k) + e.tag
+		hash = hash6(&k)
+		f.Tag = hash + e.tag
 		err = b.objs.Flows6.Put(&k, &bpf.DatapathXvFlow6{F: f, Saddr: words(e.newFrom.Addr()), Daddr: words(e.newTo.Addr())})
 	} else {
 		k := e.key4()
-		f.Tag = hash4(runSeed, &k) + e.tag
+		hash = hash4(runSeed, &k)
+		f.Tag = hash + e.tag
 		err = b.objs.Flows4.Put(&k, &bpf.DatapathXvFlow4{F: f, Saddr: words(e.newFrom.Addr())[0], Daddr: words(e.newTo.Addr())[0]})
 	}
+	slot := hash % b.objs.Slots.MaxEntries()
+	err = errors.Join(err, b.objs.Slots.Put(slot, bpf.DatapathXvSlot{LiveUntil: f.Deadline + uint64(time.Minute)}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ package netbench
 import (
 	"context"
 	"fmt"
+	"net/netip"
 
 	"github.com/xveth/xveth/pkg/netbench/ruleset"
 	"github.com/xveth/xveth/test/rig"
@@ -20,35 +21,102 @@ const (
 // flannelMTU is what VXLAN leaves of 1500 bytes.
 const flannelMTU = 1450
 
-// chainOf compares a network of other plugins with the same network and xveth-chain behind
-// them.
-func chainOf(base string) *scenario {
+// chain is a network of other plugins, and what it becomes with xveth.
+type chain struct {
+	name, about string
+	plain       path
+	fast        path
+	// more plugins follow in both, with these capabilities.
+	more []plugin
+	caps map[string]any
+}
+
+var (
+	chainPTP     = behind(paths[pathPTP])
+	chainBridge  = behind(paths[pathBridge])
+	chainFlannel = behind(path{name: pathFlannel, plugins: flannel, before: flannelRules})
+	chainMeta    = (&chain{
+		name:  "chain-meta",
+		about: "the same into a pod of ptp, portmap, firewall and tuning, and of xveth in the place of ptp",
+		plain: paths[pathPTP], fast: paths[pathXveth],
+		more: []plugin{
+			{"type": "portmap", "capabilities": map[string]bool{"portMappings": true}},
+			{"type": "firewall"},
+			{"type": "tuning", "sysctl": map[string]string{"net.core.somaxconn": "500"}},
+		},
+		caps: portMapping,
+	}).scenario()
+)
+
+// behind compares a network with the same and xveth-chain behind it.
+func behind(plain path) *scenario {
+	fast := plain
+	fast.plugins = func(o *Options) []plugin { return append(plain.plugins(o), xvethChain(o)) }
+	return (&chain{
+		name:  "chain-" + plain.name,
+		about: fmt.Sprintf("UDP packets from the wire into a pod of %s, and bulk TCP, with and without xveth-chain", plain.name),
+		plain: plain, fast: fast,
+	}).scenario()
+}
+
+func (c *chain) scenario() *scenario {
 	return &scenario{
-		name:  "chain-" + base,
-		about: fmt.Sprintf("UDP packets from the wire into a pod of %s, with and without xveth-chain", base),
-		uses:  []string{"size", "flows", "rules", "sink", "revalidate"},
+		name: c.name, about: c.about,
+		uses:  []string{"size", "flows", "rules", "sink", "revalidate", "congestion"},
 		paths: []string{pathPlain, pathChain},
 		flows: 1000,
 		open: func(ctx context.Context, name string, o *Options) (runner, error) {
-			p, ok := chainBases[base]
-			if !ok {
-				return nil, unknownPath(base)
-			}
-			want := bedOptions{pods: 1}
+			p := c.plain
 			if name == pathChain {
-				want.more = []plugin{xvethChain(o)}
+				p = c.fast
 			}
-			return openUplinkOn(ctx, p, o, want, toPod)
+			r, err := openUplinkOn(ctx, p, o, bedOptions{pods: 2, more: c.more, caps: c.caps}, toPod)
+			if err != nil {
+				return nil, err
+			}
+			return &chainRun{r.(*uplinkRun), o}, nil
 		},
 		prepare: roomForFlows,
 	}
 }
 
-// chainBases are the networks that xveth-chain is put behind.
-var chainBases = map[string]path{
-	pathPTP:     paths[pathPTP],
-	pathBridge:  paths[pathBridge],
-	pathFlannel: {name: pathFlannel, plugins: flannel, before: flannelRules},
+// Directions of TCP.
+var (
+	tcpIn    = metric{name: "tcp-in", unit: "Gbit/s", headline: true}
+	tcpOut   = metric{name: "tcp-out", unit: "Gbit/s", headline: true}
+	tcpLocal = metric{name: "tcp-local", unit: "Gbit/s", headline: true}
+)
+
+// chainRun sends packets from the wire into a pod, and then TCP every way, for half a turn each.
+type chainRun struct {
+	*uplinkRun
+	o *Options
+}
+
+func (r *chainRun) turn(ctx context.Context, m *meter) ([]figure, error) {
+	all, err := r.uplinkRun.turn(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	one := *r.o
+	one.Flows, one.Cores = 1, 1
+	pod, other, ext := r.pods[0], r.pods[1], r.rig.Ext
+	for _, w := range []struct {
+		metric
+		from, to *rig.Host
+		at       netip.Addr
+	}{
+		{tcpIn, ext, pod.Host, pod.Addr4},
+		{tcpOut, pod.Host, ext, rig.ExtAddr4},
+		{tcpLocal, pod.Host, other.Host, other.Addr4},
+	} {
+		moved, err := transfer(w.from, w.to, w.at, &one, r.o.Duration/2, &meter{})
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", w.name, err)
+		}
+		all = append(all, figure{w.metric, moved.Gbit() / moved.Took.Seconds()})
+	}
+	return all, nil
 }
 
 // flannel is what the plugin of that name delegates to.

@@ -16,6 +16,11 @@ const hostPortNumber = 8080
 // serviceAddr is a Service.
 var serviceAddr = netip.MustParseAddrPort("10.96.0.10:53")
 
+// portMapping asks portmap for it.
+var portMapping = map[string]any{"portMappings": []map[string]any{
+	{"hostPort": hostPortNumber, "containerPort": sinkPort, "protocol": "udp"},
+}}
+
 var hostPort = &scenario{
 	name:  "hostport",
 	about: "UDP packets from the wire to a port of the node, which portmap leads to a pod",
@@ -26,9 +31,7 @@ var hostPort = &scenario{
 		return openUplink(ctx, path, o, bedOptions{
 			pods: 1,
 			more: []plugin{{"type": "portmap", "capabilities": map[string]bool{"portMappings": true}}},
-			caps: map[string]any{"portMappings": []map[string]any{
-				{"hostPort": hostPortNumber, "containerPort": sinkPort, "protocol": "udp"},
-			}},
+			caps: portMapping,
 		}, func(context.Context, *bed) (netip.AddrPort, error) {
 			return netip.AddrPortFrom(rig.NodeAddr4, hostPortNumber), nil
 		})

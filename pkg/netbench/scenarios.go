@@ -5,7 +5,7 @@ package netbench
 // scenarios in the order in which they are listed.
 var scenarios = []*scenario{
 	uplinkToPod, forwardRules, podToUplink, podToPodTCP, podToPodRR, uplinkRR, connRate, udpOneshot, hostPort, clusterIP,
-	chainOf(pathPTP), chainOf(pathBridge), chainOf(pathFlannel),
+	chainPTP, chainBridge, chainFlannel, chainMeta,
 	cniAddDel, scale, memory, cpuPerGbit, twoCore,
 	seedXDPPass, seedRedirectDrop, seedXDPTx, seedMultibuffer,
 }

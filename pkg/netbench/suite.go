@@ -51,8 +51,8 @@ func Suite() []Setting {
 	add(udpOneshot.name, Options{})
 	add(hostPort.name, Options{})
 	add(clusterIP.name, Options{})
-	for _, base := range []string{pathPTP, pathBridge, pathFlannel} {
-		add(chainOf(base).name, Options{})
+	for _, c := range []*scenario{chainPTP, chainBridge, chainFlannel, chainMeta} {
+		add(c.name, Options{})
 	}
 	for _, pods := range []int{1, 100, 250} {
 		add(cniAddDel.name, Options{Pods: pods, Rules: "none", Duration: manyDuration, Paths: []string{pathPTP, pathXvethOff, pathXveth}})

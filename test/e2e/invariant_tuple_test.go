@@ -27,6 +27,9 @@ type warmTuple struct {
 	src, dst netip.AddrPort
 }
 
+// delayedAck is longer than TCP waits with an acknowledgement (TCP_DELACK_MAX, 200 ms).
+const delayedAck = 250 * time.Millisecond
+
 // quiet is an interval in which nothing has to be renewed while frames are tried.
 const quiet = 60 * time.Second
 
@@ -52,6 +55,7 @@ func warmTuples(t *testing.T, r *rig.Rig, from, to *rig.Host, addrs map[int]neti
 			all = append(all, w)
 		}
 	}
+	time.Sleep(delayedAck)
 	return all
 }
 

@@ -80,12 +80,8 @@ func (c *chain) scenario() *scenario {
 	}
 }
 
-// Directions of TCP.
-var (
-	tcpIn    = metric{name: "tcp-in", unit: "Gbit/s", headline: true}
-	tcpOut   = metric{name: "tcp-out", unit: "Gbit/s", headline: true}
-	tcpLocal = metric{name: "tcp-local", unit: "Gbit/s", headline: true}
-)
+// Directions of TCP: from the remote host to a pod, back, and from pod to pod.
+const tcpIn, tcpOut, tcpLocal = "tcp-in", "tcp-out", "tcp-local"
 
 // chainRun sends packets from the wire into a pod, and then TCP every way, for half a turn each.
 type chainRun struct {
@@ -102,7 +98,7 @@ func (r *chainRun) turn(ctx context.Context, m *meter) ([]figure, error) {
 	one.Flows, one.Cores = 1, 1
 	pod, other, ext := r.pods[0], r.pods[1], r.rig.Ext
 	for _, w := range []struct {
-		metric
+		name     string
 		from, to *rig.Host
 		at       netip.Addr
 	}{
@@ -114,7 +110,9 @@ func (r *chainRun) turn(ctx context.Context, m *meter) ([]figure, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", w.name, err)
 		}
-		all = append(all, figure{w.metric, moved.Gbit() / moved.Took.Seconds()})
+		all = append(all,
+			figure{metric{name: w.name, unit: throughput.unit, headline: true}, moved.Gbit() / moved.Took.Seconds()},
+			figure{metric{name: w.name + " cost", unit: perGbit.unit, lower: true}, moved.CPU.Seconds() * 1e3 / moved.Gbit()})
 	}
 	return all, nil
 }

@@ -16,11 +16,13 @@ import (
 	"github.com/xveth/xveth/pkg/veth"
 )
 
-// Pod loads the programs where that is still to be done and attaches them to the uplinks
-// and to the host's end of a pair.
-func Pod(c *netconf.Conf, uplinks []netconf.Uplink, pair *veth.Pair) error {
+// Pod drops flows to and from addresses that now are those of the pod, loads the programs
+// where that is still to be done, and attaches them to the uplinks and to the host's end of
+// a pair.
+func Pod(c *netconf.Conf, uplinks []netconf.Uplink, pair *veth.Pair, addrs []netip.Addr) error {
 	pod, on := drive(c, pair.PodMAC)
 	if !on {
+		ForgetAddrs(addrs)
 		return nil
 	}
 	d, err := datapath.Ensure(datapath.DefaultDir, datapath.Settings{
@@ -29,11 +31,13 @@ func Pod(c *netconf.Conf, uplinks []netconf.Uplink, pair *veth.Pair) error {
 		ExcludeMark: c.FastPath.ExcludeMark,
 	})
 	if err != nil {
+		ForgetAddrs(addrs)
 		return err
 	}
 	defer d.Close()
 	// Every step on its own: an uplink that cannot be armed leaves the others fast.
 	return errors.Join(
+		d.ForgetAddrs(addrs),
 		datapath.EnsureLiberal(),
 		attachUplinks(d, uplinks, c.FastPath.Mode),
 		d.AttachPod(pair.HostIndex, pod),

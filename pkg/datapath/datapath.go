@@ -19,7 +19,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
-	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
 
 	"github.com/xveth/xveth/bpf"
@@ -80,9 +79,6 @@ func Open(dir string) (*Datapath, error) {
 // where another's are running, and applies the settings. The caller may be one of
 // many: a lock on the pin directory makes them take turns.
 func Ensure(dir string, s Settings) (*Datapath, error) {
-	if err := rlimit.RemoveMemlock(); err != nil {
-		return nil, fmt.Errorf("lift the memlock limit: %w", err)
-	}
 	if err := ensureBPFFS(dir); err != nil {
 		return nil, err
 	}

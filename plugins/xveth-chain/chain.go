@@ -65,8 +65,7 @@ func armPod(c *plugin.Call) error {
 	if err := veth.TakeFrames(c.Args.Netns, c.Args.IfName); err != nil {
 		return err
 	}
-	arm.ForgetAddrs(addrs)
-	if err := arm.Pod(c.Conf, uplinks, pair); err != nil {
+	if err := arm.Pod(c.Conf, uplinks, pair, addrs); err != nil {
 		if c.Conf.Required {
 			err = errors.Join(err, arm.Disarm(pair.HostIndex))
 		}

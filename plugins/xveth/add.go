@@ -58,7 +58,6 @@ func add(ctx context.Context, a *attachment) error {
 	}
 	visible()
 	u.push(func() error { return a.removeLink() })
-	arm.ForgetAddrs(p.veth.Hosts())
 
 	if err := a.masquerade(p); err != nil {
 		return err
@@ -67,7 +66,7 @@ func add(ctx context.Context, a *attachment) error {
 		return err
 	}
 	// A pod without a fast path is a working pod: never fail for it.
-	if err := arm.Pod(a.conf, p.uplinks, pair); err != nil {
+	if err := arm.Pod(a.conf, p.uplinks, pair, p.veth.Hosts()); err != nil {
 		slog.Warn("The fast path is not armed.", "error", err)
 	}
 	if err := types.PrintResult(a.result(p, pair, leased), a.conf.CNIVersion); err != nil {

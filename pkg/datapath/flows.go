@@ -15,7 +15,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/containernetworking/plugins/pkg/netlinksafe"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/xveth/xveth/bpf"
@@ -223,7 +222,7 @@ func (d *Datapath) ForgetGone() error {
 		delete(gone, uint32(l.Attrs().Index))
 	}
 	for i := range gone { // a list can be short when interfaces come and go
-		if !isGone(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: int(i)}}) {
+		if !isGone(int(i)) {
 			delete(gone, i)
 		}
 	}

@@ -183,7 +183,7 @@ func detachFrom(l netlink.Link) (bool, error) {
 		detachTCX(l.Attrs().Index, ebpf.AttachTCXEgress))
 }
 
-// Detach takes our programs off an interface.
+// Detach takes our programs off an interface, or forgets one that is about to vanish and does.
 func (d *Datapath) Detach(ifindex int) error {
 	unlock, err := d.lock()
 	if err != nil {
@@ -191,10 +191,16 @@ func (d *Datapath) Detach(ifindex int) error {
 	}
 	defer unlock()
 	l, err := netlink.LinkByIndex(ifindex)
-	if err != nil {
-		return fmt.Errorf("find interface %d: %w", ifindex, err)
+	if err == nil {
+		err = d.detach(l)
+	} else {
+		err = fmt.Errorf("find interface %d: %w", ifindex, err)
 	}
-	return d.detach(l)
+	if err != nil && isGone(ifindex) {
+		i := uint32(ifindex)
+		return errors.Join(deleteKey(d.maps.XvDevs, &i), deleteKey(d.maps.XvMembers, &i))
+	}
+	return err
 }
 
 func (d *Datapath) detach(l netlink.Link) error {
@@ -218,7 +224,7 @@ func (d *Datapath) swapAttached() error {
 	for _, l := range links {
 		for _, hook := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
 			if err := d.swapTCX(l.Attrs().Index, hook); err != nil {
-				if isGone(l) {
+				if isGone(l.Attrs().Index) {
 					continue
 				}
 				return err
@@ -241,8 +247,8 @@ func (d *Datapath) swapAttached() error {
 }
 
 // isGone says whether an interface has vanished since it was listed.
-func isGone(l netlink.Link) bool {
-	_, err := netlink.LinkByIndex(l.Attrs().Index)
+func isGone(index int) bool {
+	_, err := netlink.LinkByIndex(index)
 	var notFound netlink.LinkNotFoundError
 	return errors.As(err, &notFound)
 }

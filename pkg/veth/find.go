@@ -55,6 +55,16 @@ func Find(netnsPath, ifname string) (*Pair, error) {
 	}, nil
 }
 
+// HostIndex finds the host's end of a pair by its name and MAC address, when the pod's end
+// cannot be asked for it. It is 0 where there is none.
+func HostIndex(name, mac string) int {
+	l, err := netlink.LinkByName(name)
+	if err != nil || l.Type() != "veth" || l.Attrs().HardwareAddr.String() != mac {
+		return 0
+	}
+	return l.Attrs().Index
+}
+
 // kindOf names the kind of a link; netlink has none for a NIC.
 func kindOf(l netlink.Link) string {
 	if l.Type() == "device" {

@@ -104,16 +104,41 @@ func addresses(c *plugin.Call) ([]netip.Addr, error) {
 // that plugin's DEL; when the pod is gone there is only what the maps remember.
 func del(_ context.Context, c *plugin.Call) error {
 	var failed error
-	if c.Args.Netns != "" {
-		pair, err := veth.Find(c.Args.Netns, c.Args.IfName)
-		if err == nil {
-			failed = arm.Disarm(pair.HostIndex)
-		}
+	for _, index := range hostEnds(c) {
+		failed = errors.Join(failed, arm.Disarm(index))
 	}
 	addrs, err := addresses(c)
 	arm.ForgetAddrs(addrs)
 	arm.ForgetGone()
 	return errors.Join(failed, err)
+}
+
+// hostEnds are the indexes of the pod's host veth. The kernel may still be about to remove it
+// when the namespace is gone; then the result of the plugins before says which one it is.
+func hostEnds(c *plugin.Call) []int {
+	if c.Args.Netns != "" {
+		pair, err := veth.Find(c.Args.Netns, c.Args.IfName)
+		if err == nil {
+			return []int{pair.HostIndex}
+		}
+		if !errors.Is(err, veth.ErrNetns) {
+			return nil
+		}
+	}
+	if c.Conf.PrevResult == nil {
+		return nil
+	}
+	res, err := plugin.Result(c.Conf.PrevResult)
+	if err != nil {
+		return nil
+	}
+	var all []int
+	for _, i := range res.Interfaces {
+		if index := veth.HostIndex(i.Name, i.Mac); i.Sandbox == "" && index != 0 {
+			all = append(all, index)
+		}
+	}
+	return all
 }
 
 func check(_ context.Context, c *plugin.Call) error {

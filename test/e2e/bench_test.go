@@ -65,6 +65,7 @@ var benchCases = []benchCase{
 	{"chain-ptp", []string{"--flows", "20"}, []string{"plain", "chain"}, []string{"rate", "cost"}, []string{"chain/plain"}},
 	{"chain-bridge", []string{"--flows", "20"}, []string{"plain", "chain"}, []string{"rate", "cost"}, []string{"chain/plain"}},
 	{"chain-flannel", []string{"--flows", "20"}, []string{"plain", "chain"}, []string{"rate", "cost"}, []string{"chain/plain"}},
+	{"chain-meta", []string{"--flows", "20"}, []string{"plain", "chain"}, []string{"rate", "tcp-in", "tcp-out cost", "tcp-local"}, []string{"chain/plain", "chain/plain tcp-in"}},
 	{"cni-add-del", []string{"--path", "ptp,xveth", "--pods", "2", "--parallel", "2"}, []string{"ptp", "xveth"}, []string{"add p50", "del p99", "add-alone p50", "del-alone p50"}, []string{"xveth/ptp", "xveth/ptp del p50"}},
 	{"scale", []string{"--flows", "100", "--pods", "3"}, []string{"ptp", "xveth"}, []string{"flows=1", "flows=100", "pods=1", "pods=3"}, []string{"xveth/ptp", "xveth/ptp flows=100", "xveth/ptp pods=3"}},
 	{"memory", []string{"--path", "ptp,xveth", "--pods", "2"}, []string{"ptp", "xveth"}, []string{"pod", "maps"}, nil},

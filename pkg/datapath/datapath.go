@@ -164,19 +164,19 @@ func (d *Datapath) pinnedPrograms() map[string]**ebpf.Program {
 
 func (d *Datapath) pinnedMaps() map[string]**ebpf.Map {
 	return map[string]**ebpf.Map{
-		"xv_flows4":     &d.maps.XvFlows4,
-		"xv_flows6":     &d.maps.XvFlows6,
-		"xv_slots": &d.maps.XvSlots,
-		"xv_devs":       &d.maps.XvDevs,
-		"xv_ports":      &d.maps.XvPorts,
-		"xv_members":    &d.maps.XvMembers,
-		"xv_origins":    &d.maps.XvOrigins,
-		"xv_blocked":    &d.maps.XvBlocked,
-		"xv_losses":     &d.maps.XvLosses,
-		"xv_counters":   &d.maps.XvCounters,
-		"xv_config":     &d.maps.XvConfig,
-		"xv_polls":      &d.maps.XvPolls,
-		"xv_refusals":   &d.maps.XvRefusals,
+		"xv_flows4":   &d.maps.XvFlows4,
+		"xv_flows6":   &d.maps.XvFlows6,
+		"xv_slots":    &d.maps.XvSlots,
+		"xv_devs":     &d.maps.XvDevs,
+		"xv_ports":    &d.maps.XvPorts,
+		"xv_members":  &d.maps.XvMembers,
+		"xv_origins":  &d.maps.XvOrigins,
+		"xv_blocked":  &d.maps.XvBlocked,
+		"xv_losses":   &d.maps.XvLosses,
+		"xv_counters": &d.maps.XvCounters,
+		"xv_config":   &d.maps.XvConfig,
+		"xv_polls":    &d.maps.XvPolls,
+		"xv_refusals": &d.maps.XvRefusals,
 	}
 }
 

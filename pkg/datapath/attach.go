@@ -96,7 +96,7 @@ func (d *Datapath) attachXDP(l netlink.Link) error {
 		if err != nil || !strings.HasPrefix(have, ours) {
 			return fmt.Errorf("attach xdp to %q: %w: %q (id %d)", name, ErrForeign, have, x.ProgId)
 		}
-		if id, ok := programID(d.progs.XvXdpIn); ok && uint32(id) == x.ProgId {
+		if id, _, err := identify(d.progs.XvXdpIn); err == nil && uint32(id) == x.ProgId {
 			return d.putPort(index, port)
 		}
 	} else {
@@ -146,7 +146,10 @@ func ensureTCX(ifindex int, hook ebpf.AttachType, prog *ebpf.Program) error {
 	if err != nil {
 		return err
 	}
-	want, _ := programID(prog)
+	want, _, err := identify(prog)
+	if err != nil {
+		return err
+	}
 	opts := link.RawAttachProgramOptions{
 		Target: ifindex, Program: prog, Attach: hook, Anchor: link.Tail(),
 	}
@@ -213,27 +216,6 @@ func tcxPrograms(ifindex int, hook ebpf.AttachType) ([]attached, error) {
 		all = append(all, attached{p.ID, name})
 	}
 	return all, nil
-}
-
-func programName(id ebpf.ProgramID) (string, error) {
-	p, err := ebpf.NewProgramFromID(id)
-	if err != nil {
-		return "", fmt.Errorf("open program %d: %w", id, err)
-	}
-	defer p.Close()
-	info, err := p.Info()
-	if err != nil {
-		return "", fmt.Errorf("read program %d: %w", id, err)
-	}
-	return info.Name, nil
-}
-
-func programID(p *ebpf.Program) (ebpf.ProgramID, bool) {
-	info, err := p.Info()
-	if err != nil {
-		return 0, false
-	}
-	return info.ID()
 }
 
 // IsArmed says whether anything of ours is attached to a host veth.

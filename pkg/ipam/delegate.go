@@ -6,15 +6,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
-	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/types/create"
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/xveth/xveth/pkg/netconf"
@@ -25,44 +23,41 @@ import (
 const ownArg = "FAST_PATH="
 
 // target finds the plugin and says how to call it. The arguments are those of
-// the attachment and not the environment's, as invoke.DelegateAdd has it, so
-// that the agent can delegate as well as the plugin.
-func target(c *netconf.Conf, a *skel.CmdArgs, verb string) (string, *invoke.Args, invoke.Exec, error) {
+// the attachment and not the environment's, so that the agent can delegate as
+// well as the plugin.
+func target(c *netconf.Conf, a *skel.CmdArgs, verb string) (*program, error) {
 	if c.IPAMType == "" {
-		return "", nil, nil, cniError(types.ErrInvalidNetworkConfig, "network %q has no ipam type", c.Name)
+		return nil, cniError(types.ErrInvalidNetworkConfig, "network %q has no ipam type", c.Name)
 	}
-	path, err := invoke.FindInPath(c.IPAMType, filepath.SplitList(a.Path))
+	path, err := find(c.IPAMType, a.Path)
 	if err != nil {
-		return "", nil, nil, cniError(types.ErrInvalidNetworkConfig, "find ipam plugin %q: %w", c.IPAMType, err)
+		return nil, cniError(types.ErrInvalidNetworkConfig, "find ipam plugin %q: %w", c.IPAMType, err)
 	}
 	pairs := slices.DeleteFunc(strings.Split(a.Args, ";"), func(p string) bool { return strings.HasPrefix(p, ownArg) })
-	args := &invoke.Args{
-		Command: verb, ContainerID: a.ContainerID, NetNS: a.Netns, IfName: a.IfName, Path: a.Path,
-		PluginArgsStr: strings.Join(pairs, ";"),
-	}
-	return path, args, &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: os.Stderr}}, nil
+	return &program{path, environ(a, verb, strings.Join(pairs, ";"))}, nil
 }
 
 // delegate calls the plugin for a verb without a result. Its error is passed
 // on as it came.
 func delegate(ctx context.Context, c *netconf.Conf, a *skel.CmdArgs, verb string, stdin []byte) error {
-	path, args, exec, err := target(c, a, verb)
+	p, err := target(c, a, verb)
 	if err != nil {
 		return err
 	}
-	return invoke.ExecPluginWithoutResult(ctx, path, stdin, args, exec)
+	_, err = p.run(ctx, stdin)
+	return err
 }
 
 func addDelegated(ctx context.Context, c *netconf.Conf, a *skel.CmdArgs) (*current.Result, error) {
-	path, args, exec, err := target(c, a, "ADD")
+	p, err := target(c, a, "ADD")
 	if err != nil {
 		return nil, err
 	}
-	answer, err := invoke.ExecPluginWithResult(ctx, path, c.Raw, args, exec)
+	answer, err := p.run(ctx, c.Raw)
 	if err != nil {
 		return nil, err
 	}
-	result, err := current.NewResultFromResult(answer)
+	result, err := readResult(answer, c.CNIVersion)
 	if err == nil && len(result.IPs) == 0 {
 		err = errors.New("it has no address")
 	}
@@ -75,6 +70,32 @@ func addDelegated(ctx context.Context, c *netconf.Conf, a *skel.CmdArgs) (*curre
 		failed.Details = "undo: " + err.Error()
 	}
 	return nil, failed
+}
+
+// readResult reads a plugin's result. One that does not name its version has the
+// configuration's.
+func readResult(answer []byte, confVersion string) (*current.Result, error) {
+	var fields map[string]any
+	if err := json.Unmarshal(answer, &fields); err != nil {
+		return nil, err
+	}
+	if fields == nil {
+		return nil, errors.New("it is null")
+	}
+	named, _ := fields["cniVersion"].(string)
+	if named == "" {
+		fields["cniVersion"] = confVersion
+		var err error
+		if answer, err = json.Marshal(fields); err != nil {
+			return nil, err
+		}
+		named = confVersion
+	}
+	result, err := create.Create(named, answer)
+	if err != nil {
+		return nil, err
+	}
+	return current.NewResultFromResult(result)
 }
 
 func gcDelegated(ctx context.Context, c *netconf.Conf, a *skel.CmdArgs, valid []types.GCAttachment) error {
@@ -104,7 +125,7 @@ func withValid(raw []byte, valid []types.GCAttachment) ([]byte, error) {
 }
 
 func statusDelegated(ctx context.Context, c *netconf.Conf, a *skel.CmdArgs) error {
-	if _, _, _, err := target(c, a, "STATUS"); err != nil {
+	if _, err := target(c, a, "STATUS"); err != nil {
 		return types.NewError(types.ErrPluginNotAvailable, err.Error(), "")
 	}
 	if !hasVerbsOf110(c) {

@@ -3,6 +3,7 @@
 package ipam
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -126,6 +127,69 @@ func TestDelegateWithoutAddressIsUndone(t *testing.T) {
 	wantCode(t, err, types.ErrInternal, "no address")
 	if got := strings.Join(strings.Fields(p.read("verbs")), " "); got != "ADD DEL" {
 		t.Errorf("called for %s", got)
+	}
+}
+
+func TestDelegateResultWithoutVersion(t *testing.T) {
+	t.Parallel()
+	p := newPlugin(t, `{"ips":[{"address":"10.1.0.2/24","gateway":"10.1.0.1"}]}`, 0)
+	r, err := Add(t.Context(), p.conf("1.0.0"), p.args())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := addrs(r); len(got) != 1 || got[0] != "10.1.0.2/24 via 10.1.0.1" {
+		t.Errorf("result %v", got)
+	}
+}
+
+func TestDelegateAnswerIsNoResult(t *testing.T) {
+	t.Parallel()
+	for _, answer := range []string{"", "null", "[]", "hello", `{"cniVersion":"9.9.9"}`} {
+		p := newPlugin(t, answer, 0)
+		_, err := Add(t.Context(), p.conf("1.0.0"), p.args())
+		wantCode(t, err, types.ErrInternal, "fake")
+		if got := strings.Join(strings.Fields(p.read("verbs")), " "); got != "ADD DEL" {
+			t.Errorf("answer %q: called for %s", answer, got)
+		}
+	}
+}
+
+func TestDelegateFailsWithoutReport(t *testing.T) {
+	t.Parallel()
+	for _, answer := range []string{"", "hello"} {
+		p := newPlugin(t, answer, 3)
+		wantCode(t, Del(t.Context(), p.conf("1.0.0"), p.args()), types.ErrInternal, "exit status 3")
+	}
+}
+
+// A plugin that is being written just now is called again.
+func TestDelegateBusy(t *testing.T) {
+	t.Parallel()
+	p := newPlugin(t, "", 0)
+	path := filepath.Join(p.dir, "fake")
+	script, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	open, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := Del(ctx, p.conf("1.0.0"), p.args()); err == nil {
+		t.Error("a call that was given up succeeded")
+	}
+	done := make(chan error)
+	go func() { done <- Del(t.Context(), p.conf("1.0.0"), p.args()) }()
+	if _, err := open.Write(script); err != nil {
+		t.Error(err)
+	}
+	if err := open.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }
 

@@ -122,32 +122,54 @@ func Disarm(hostIndex int) error {
 	return errors.Join(d.Block(hostIndex), d.Detach(hostIndex), d.ForgetInterface(hostIndex))
 }
 
-// Block keeps packets from an interface that is about to go.
-func Block(ifindex int) {
-	cleanUp(func(d *datapath.Datapath) error { return d.Block(ifindex) })
+// Remove has an interface of the host removed, 0 being one that is not there: packets for
+// it go to the kernel from before that, and then what the fast path knows of it is dropped.
+func Remove(ifindex int, remove func() error) error {
+	d := loaded()
+	if d == nil {
+		return remove()
+	}
+	defer d.Close()
+	if ifindex != 0 {
+		logOld(d.Block(ifindex))
+	}
+	if err := remove(); err != nil {
+		return err
+	}
+	logOld(d.ForgetRemoved(ifindex))
+	return nil
 }
 
 // ForgetGone drops what the fast path knows of interfaces that are gone.
 func ForgetGone() {
-	cleanUp((*datapath.Datapath).ForgetGone)
+	if d := loaded(); d != nil {
+		defer d.Close()
+		logOld(d.ForgetGone())
+	}
 }
 
 // ForgetAddrs drops flows to and from addresses that now are those of a pod.
 func ForgetAddrs(addrs []netip.Addr) {
-	cleanUp(func(d *datapath.Datapath) error { return d.ForgetAddrs(addrs) })
+	if d := loaded(); d != nil {
+		defer d.Close()
+		logOld(d.ForgetAddrs(addrs))
+	}
 }
 
-// cleanUp changes the maps where they are loaded. A failure is only logged: flows
-// expire by themselves.
-func cleanUp(change func(*datapath.Datapath) error) {
+// loaded gives access to the maps; nil where there are none.
+func loaded() *datapath.Datapath {
 	d, err := datapath.Open(datapath.DefaultDir)
-	if errors.Is(err, datapath.ErrNotLoaded) {
-		return
-	}
 	if err == nil {
-		defer d.Close()
-		err = change(d)
+		return d
 	}
+	if !errors.Is(err, datapath.ErrNotLoaded) {
+		logOld(err)
+	}
+	return nil
+}
+
+// logOld is for what failed of a clean-up: flows expire by themselves.
+func logOld(err error) {
 	if err != nil {
 		slog.Warn("Old flows were not removed.", "error", err)
 	}

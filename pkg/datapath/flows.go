@@ -226,6 +226,19 @@ func (d *Datapath) ForgetGone() error {
 			delete(gone, i)
 		}
 	}
+	return d.forgetIndexes(gone)
+}
+
+// ForgetRemoved removes what belongs to an interface that has just been removed, or, where
+// that is not known to be so, to all that do not exist any more.
+func (d *Datapath) ForgetRemoved(ifindex int) error {
+	if ifindex == 0 || !isGone(ifindex) {
+		return d.ForgetGone()
+	}
+	return d.forgetIndexes(map[uint32]bool{uint32(ifindex): true})
+}
+
+func (d *Datapath) forgetIndexes(gone map[uint32]bool) error {
 	if len(gone) == 0 {
 		return nil
 	}

@@ -44,15 +44,14 @@ func addHostLocal(ctx context.Context, c *netconf.Conf, a *skel.CmdArgs) (*curre
 	}
 	defer s.close()
 
-	before, err := reservations(dir)
-	if err != nil {
+	if s.before, err = reservations(dir); err != nil {
 		return nil, err
 	}
-	if err := checkDuplicate(conf, before, a); err != nil {
+	if err := checkDuplicate(conf, s.before, a); err != nil {
 		return nil, err
 	}
 	if result.IPs, err = s.allocate(conf, a); err != nil {
-		return nil, s.rollBack(before, a, err)
+		return nil, s.rollBack(a, err)
 	}
 	return result, nil
 }
@@ -98,11 +97,11 @@ func (s *store) allocate(conf *allocator.IPAMConfig, a *skel.CmdArgs) ([]*curren
 
 // rollBack removes what this Add reserved, found by comparison with the store
 // as it was: the allocator does not say what it took when it fails late.
-func (s *store) rollBack(before []reservation, a *skel.CmdArgs, cause error) error {
+func (s *store) rollBack(a *skel.CmdArgs, cause error) error {
 	after, err := reservations(s.dir)
 	if err == nil {
 		err = release(slices.DeleteFunc(after, func(r reservation) bool {
-			was := slices.ContainsFunc(before, func(b reservation) bool { return b.path == r.path })
+			was := slices.ContainsFunc(s.before, func(b reservation) bool { return b.path == r.path })
 			return was || r.key != key(a.ContainerID, a.IfName)
 		}))
 	}

@@ -27,6 +27,18 @@ import (
 type store struct {
 	*disk.Store
 	dir string
+	// before is what was reserved when an Add began.
+	before []reservation
+}
+
+// GetByID finds an attachment's addresses in what has been read: the reference would read
+// every file of the store once more, for each address.
+func (s *store) GetByID(id, ifname string) []net.IP {
+	var ips []net.IP
+	for _, r := range owned(s.before, id, ifname) {
+		ips = append(ips, r.addr.AsSlice())
+	}
+	return ips
 }
 
 // Lock does nothing: the allocator takes the lock for each address, but a
@@ -84,7 +96,7 @@ func openStore(ctx context.Context, dir string) (*store, error) {
 		return nil, cniError(types.ErrIOFailure, "lock address store %q: %w", dir, err)
 	}
 	_ = os.Remove(filepath.Join(dir, reserving))
-	return &store{s, dir}, nil
+	return &store{Store: s, dir: dir}, nil
 }
 
 // openIfExists returns nil when there is no store.

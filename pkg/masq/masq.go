@@ -101,6 +101,28 @@ func Remove(network string) error {
 	return nil
 }
 
+// Has says whether there may be something for Remove to take away. It asks for less than
+// Remove does, and needs no lock: whoever adds rules meanwhile needs them.
+func Has(network string) (bool, error) {
+	s, err := open()
+	if err != nil {
+		return false, ignore(err, ErrNotSupported)
+	}
+	defer s.close()
+	if _, err := s.generation(); err != nil { // tells whether there is an nftables at all
+		return false, ignore(err, ErrNotSupported)
+	}
+	t, err := s.table()
+	if err != nil || t == nil {
+		return false, ignore(err, ErrNotSupported)
+	}
+	c, err := s.chain(chainName(network))
+	if err != nil {
+		return false, fmt.Errorf("look for the masquerade of network %q: %w", network, err)
+	}
+	return c != nil || t.use == 0, nil
+}
+
 // Networks returns the names of the networks that have a chain, sorted.
 func Networks() ([]string, error) {
 	s, err := open()

@@ -79,17 +79,16 @@ func add(ctx context.Context, a *attachment) error {
 // removeLink takes away the pair and all that hangs on it or came with it, but not the
 // addresses.
 func (a *attachment) removeLink() error {
-	if index := hostIndex(veth.HostName(a.conf.Name, a.args.ContainerID, a.args.IfName)); index != 0 {
-		arm.Block(index)
-	}
-	err := errors.Join(
-		veth.Del(a.conf.Name, a.args.ContainerID, a.args.IfName, a.args.Netns),
-		a.unshape(),
-	)
+	index := hostIndex(veth.HostName(a.conf.Name, a.args.ContainerID, a.args.IfName))
+	err := arm.Remove(index, func() error {
+		return errors.Join(
+			veth.Del(a.conf.Name, a.args.ContainerID, a.args.IfName, a.args.Netns),
+			a.unshape(),
+		)
+	})
 	if err != nil {
 		return err
 	}
-	arm.ForgetGone()
 	return a.unmasquerade()
 }
 
@@ -109,6 +108,9 @@ func (a *attachment) masquerade(p *plan) error {
 // unmasquerade removes the network's rules with its last attachment. The lock keeps
 // the attachment that another ADD makes meanwhile from losing them.
 func (a *attachment) unmasquerade() error {
+	if has, err := masq.Has(a.conf.Name); err != nil || !has {
+		return err
+	}
 	unlock, err := lock.Exclusive(masq.Lock)
 	if err != nil {
 		return err

@@ -40,8 +40,7 @@ func gc(ctx context.Context, a *attachment) error {
 			continue
 		}
 		slog.Info("GC removes an attachment.", "host", h.HostName, "of", h.ContainerID+"/"+h.IfName)
-		arm.Block(h.HostIndex)
-		failed = errors.Join(failed, veth.RemoveByName(h.HostName))
+		failed = errors.Join(failed, arm.Remove(h.HostIndex, func() error { return veth.RemoveByName(h.HostName) }))
 	}
 	arm.ForgetGone()
 	failed = errors.Join(failed, a.unshapeInvalid(valid))

@@ -299,8 +299,11 @@ func TestConcurrentRemove(t *testing.T) {
 func TestRemove(t *testing.T) {
 	t.Parallel()
 	inNamespace(t)
+	wantHas(t, "pods", false)
 	must(t, Remove("pods")) // no table
 	must(t, Ensure("pods", prefixes("10.1.0.0/16")))
+	wantHas(t, "pods", true)
+	wantHas(t, "other", false)
 	must(t, Ensure("other", prefixes("10.2.0.0/16")))
 	must(t, Remove("pods"))
 	must(t, Remove("pods"))
@@ -311,10 +314,20 @@ func TestRemove(t *testing.T) {
 	nft(t, "add", "chain", "inet", "xveth", "theirs")
 	must(t, Remove("other"))
 	golden(t, "theirs", nft(t, "list", "ruleset")) // a foreign chain keeps the table
+	wantHas(t, "other", false)
 	nft(t, "delete", "chain", "inet", "xveth", "theirs")
+	wantHas(t, "other", true)
 	must(t, Remove("other")) // an empty table of ours goes
 	if out := nft(t, "list", "ruleset"); out != "" {
 		t.Errorf("left behind:\n%s", out)
+	}
+}
+
+// wantHas wants to hear whether there is something for Remove to do.
+func wantHas(t *testing.T, network string, want bool) {
+	t.Helper()
+	if has, err := Has(network); err != nil || has != want {
+		t.Errorf("Has(%q) = %t, %v, want %t", network, has, err, want)
 	}
 }
 

@@ -72,7 +72,7 @@ func newRoot() *cobra.Command {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.SetHelpCommand(&cobra.Command{Hidden: true})
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(a.newDemo(), a.newDetach(), a.newFlows(), a.newFlush(), a.newGC(), a.newStatus())
+	root.AddCommand(a.newDemo(), a.newDetach(), a.newFlows(), a.newFlush(), a.newGC(), a.newMetrics(), a.newStatus(), a.newTop())
 	for _, c := range root.Commands() {
 		c.Args = noArgs
 		if c.Name() != "demo" { // which has words of its own

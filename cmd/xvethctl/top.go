@@ -38,6 +38,7 @@ the rest does not, and what is lost. Keys: tab changes between pods and flows, s
 	c.Flags().DurationVar(&o.Interval, "interval", time.Second, "`time` between two readings")
 	c.Flags().StringVar(&o.Sort, "sort", "bits", "sort by this `column`: "+strings.Join(top.SortKeys(), ", "))
 	c.Flags().StringVar(&o.Filter, "filter", "", "only what this `text` is part of: a name, a pod, an address")
+	complete(c, "sort", top.SortKeys()...)
 	return c
 }
 

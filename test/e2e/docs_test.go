@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -190,5 +191,50 @@ func TestDocsMan(t *testing.T) {
 		if got := run(append([]string{"__complete"}, strings.Fields(c.line)...)...); !strings.Contains(got, c.want) {
 			t.Errorf("%q is completed to %q, without %q", c.line, got, c.want)
 		}
+	}
+}
+
+// TestDocsSecurity finds every test that docs/security.md names.
+func TestDocsSecurity(t *testing.T) {
+	t.Parallel()
+	var sources strings.Builder
+	for _, pattern := range []string{"*_test.go", "../../pkg/*/*_test.go"} {
+		paths, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range paths {
+			text, err := os.ReadFile(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sources.Write(text)
+		}
+	}
+	names := regexp.MustCompile("`((?:Test|Fuzz)[A-Za-z0-9]+)`").FindAllStringSubmatch(docsPages(t)["security.md"], -1)
+	if len(names) == 0 {
+		t.Error("the page names no test")
+	}
+	for _, m := range names {
+		if !strings.Contains(sources.String(), "\nfunc "+m[1]+"(") {
+			t.Errorf("the page names %s, which does not exist", m[1])
+		}
+	}
+}
+
+// TestSecurityModes looks at who may read and write what the plugin keeps on a node.
+func TestSecurityModes(t *testing.T) {
+	t.Parallel()
+	log := filepath.Join(t.TempDir(), "log")
+	r := newRig(t, map[string]any{"logFile": log, "logLevel": "debug"})
+	addPod(t, r, "a", nil)
+	find := "find /sys/fs/bpf/xveth /run/xveth /var/lib/cni/networks/rig/10* " + log
+	open := node(t, r, find+" -perm /077")
+	if open != "" {
+		t.Errorf("open to others than root:\n%s", open)
+	}
+	const atLeast = 10
+	if seen := strings.Count(node(t, r, find), "\n"); seen < atLeast {
+		t.Errorf("only %d files were looked at", seen)
 	}
 }

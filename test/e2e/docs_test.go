@@ -26,6 +26,7 @@ var docsElsewhere = map[string]string{
 	"xvethctl demo":          "takes 40 s: TestCtlDemo",
 	"xvethctl bench run":     "measures for seconds to an hour: TestBench",
 	"xvethctl metrics  ":     "serves until it is stopped: TestMetricsServe",
+	"sudo bin/xvethctl top":  "needs a terminal: TestTopScreen",
 }
 
 // docsPages has the pages by name, but for the one that xvethctl bench report writes: it

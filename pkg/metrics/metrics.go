@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -174,7 +175,11 @@ func (c *Collector) registry() *prometheus.Registry {
 // sink takes samples.
 type sink struct{ ch chan<- prometheus.Metric }
 
+// send hands on one sample. Names of interfaces are any bytes; labels have to be text.
 func (s sink) send(m *Metric, value float64, labels ...string) {
+	for i := range labels {
+		labels[i] = strings.ToValidUTF8(labels[i], "?")
+	}
 	s.ch <- prometheus.MustNewConstMetric(m.desc, m.kind, value, labels...)
 }
 

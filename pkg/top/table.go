@@ -206,8 +206,10 @@ func age(seconds float64) string {
 	switch {
 	case d < time.Minute:
 		return fmt.Sprintf("%.1fs", d.Seconds())
-	case d < 100*time.Hour:
+	case d < 10*time.Hour:
 		return fmt.Sprintf("%d:%02d", int(d.Minutes()), int(d.Seconds())%60)
+	case d < 100*time.Hour:
+		return fmt.Sprintf("%.0fh", d.Hours())
 	default:
 		return fmt.Sprintf("%dd", int(d.Hours())/24)
 	}

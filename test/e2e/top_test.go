@@ -337,8 +337,10 @@ func (s *topScreen) traffic(g *rig.Generator) {
 
 func (s *topScreen) filter() {
 	s.t.Helper()
-	s.keys("/", "1", "0", "0", "0", "0", "Enter")
-	s.check(s.shows(fmt.Sprintf(`\[Flows %d\].*with "10000"`, min(s.flows, 1))), min(s.flows, 1))
+	s.keys("/", "1", "0", "0", "0", "0")
+	s.shows("filter: 10000_")
+	s.keys("Enter")
+	s.check(s.shows(fmt.Sprintf(`(?s)\[Flows %d\][^\n]*with "10000".*q quit`, min(s.flows, 1))), min(s.flows, 1))
 	s.keys("/", "Escape")
 	s.shows(fmt.Sprintf(`\[Flows %d\]  by name\n`, s.flows))
 }

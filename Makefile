@@ -26,7 +26,7 @@ GOLANGCI_LINT := $(CACHE)/golangci-lint-$(GOLANGCI_LINT_VERSION)/golangci-lint
 # Extra arguments: of the demo, of the benchmarks, and of "go test" in test (make test ARGS='-run TestAdd ./test/e2e').
 ARGS ?=
 
-GENERATED  := '*_bpfel.go' '*_bpfel.o' '*_bpfeb.go' '*_bpfeb.o'
+GENERATED  := '*_bpfel.go' '*_bpfel.o' '*_bpfeb.go' '*_bpfeb.o' docs/configuration.md docs/metrics.md
 C_SOURCES   = $(wildcard bpf/*.c bpf/*.h)
 SH_SOURCES := .ci/run test/deps.sh test/run.sh
 
@@ -38,6 +38,10 @@ help: ## list the targets
 build: ## build the binaries into bin/ (needs Go only)
 	@mkdir -p bin
 	$(GOBUILD) -o bin/ $(addprefix ./,$(PLUGINS) $(COMMANDS))
+
+.PHONY: man
+man: build ## write the manual pages of xvethctl into .cache/man
+	bin/xvethctl man $(CACHE)/man
 
 .PHONY: demo
 demo: build ## show what xveth does, in namespaces of its own (root; make demo ARGS=--json)
@@ -84,7 +88,7 @@ bench-packages: ## run the benchmarks of the packages' tests
 	@go test -run '^$$' -bench . ./pkg/...
 
 .PHONY: generate
-generate: ## compile the BPF programs and write their Go bindings (installs clang)
+generate: ## compile the BPF programs, write their Go bindings and tables of docs/ (installs clang)
 	@test/deps.sh generate
 	BPF2GO_CC=clang-$(LLVM_VERSION) BPF2GO_STRIP=llvm-strip-$(LLVM_VERSION) \
 	BPF2GO_CFLAGS="-I/usr/include/$$(uname -m)-linux-gnu $${BPF2GO_CFLAGS:-}" \

@@ -32,6 +32,7 @@ needs() {
 			tracepath iputils-tracepath
 			conntrack conntrack
 			tcpdump tcpdump
+			tmux tmux
 			iperf3 iperf3
 			bpftool bpftool
 		END

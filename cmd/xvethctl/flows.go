@@ -25,6 +25,7 @@ func (f *filterFlags) add(c *cobra.Command) {
 	c.Flags().StringVar(&f.pod, "pod", "", "only flows with this `address` at either end, before or after translation")
 	c.Flags().Uint16Var(&f.port, "port", 0, "only flows with this port `number` at either end")
 	c.Flags().StringVar(&f.proto, "proto", "", "only this `protocol`: tcp or udp")
+	complete(c, "proto", "tcp", "udp")
 }
 
 func (f *filterFlags) parse() (status.FlowFilter, error) {
@@ -71,6 +72,7 @@ those that took the fast path.`,
 	c.Flags().StringVar(&o.sort, "sort", "src", "sort by this `column`: "+strings.Join(status.SortKeys(), ", "))
 	c.Flags().DurationVar(&o.watch, "watch", 0, "show it again at this `interval` (--watch alone: 1s)")
 	c.Flags().Lookup("watch").NoOptDefVal = "1s"
+	complete(c, "sort", status.SortKeys()...)
 	a.outputFlag(c)
 	return c
 }

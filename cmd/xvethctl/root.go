@@ -71,15 +71,14 @@ func newRoot() *cobra.Command {
 	root.PersistentFlags().StringVar(&a.bpffs, "bpffs", datapath.DefaultDir, "`directory` in which programs and maps are pinned")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.SetHelpCommand(&cobra.Command{Hidden: true})
-	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(a.newDemo(), a.newDetach(), a.newFlows(), a.newFlush(), a.newGC(), a.newStatus())
+	root.AddCommand(a.newDemo(), a.newDetach(), a.newFlows(), a.newFlush(), a.newGC(), a.newMetrics(), a.newStatus(), a.newTop())
 	for _, c := range root.Commands() {
 		c.Args = noArgs
 		if c.Name() != "demo" { // which has words of its own
 			needRoot(c)
 		}
 	}
-	root.AddCommand(newBench(), a.newInstall(), a.newUninstall())
+	root.AddCommand(newBench(), a.newInstall(), a.newUninstall(), newMan())
 	return root
 }
 
@@ -117,6 +116,7 @@ func noArgs(_ *cobra.Command, args []string) error {
 // outputFlag adds the choice between text and JSON to a command.
 func (a *app) outputFlag(c *cobra.Command) {
 	c.Flags().StringVarP(&a.output, "output", "o", "text", "`format`: text or json")
+	complete(c, "output", "text", "json")
 	c.PreRunE = func(*cobra.Command, []string) error {
 		if a.output != "text" && a.output != "json" {
 			return usageError{fmt.Errorf("output format %q: want text or json", a.output)}

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -332,6 +333,26 @@ func TestNearest(t *testing.T) {
 	}
 	if _, alike := nearest("xyzzyplugh", "", siblings[""]); alike {
 		t.Error("got a close match for a word that resembles none")
+	}
+}
+
+// TestKeys compares the keys that are documented with those that are read: a runtime's own
+// are on the page alone.
+func TestKeys(t *testing.T) {
+	t.Parallel()
+	var documented, known []string
+	for _, k := range Keys() {
+		documented = append(documented, k.Path)
+	}
+	for _, k := range knownKeys() {
+		if !strings.HasPrefix(k, "runtimeConfig") && k != "prevResult" && k != attachments && k != attachmentsOld {
+			known = append(known, k)
+		}
+	}
+	slices.Sort(documented)
+	slices.Sort(known)
+	if !slices.Equal(documented, known) {
+		t.Errorf("documented are %q, read are %q", documented, known)
 	}
 }
 

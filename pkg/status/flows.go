@@ -101,7 +101,7 @@ func Flows(d *datapath.Datapath, filter FlowFilter) ([]Flow, error) {
 
 func flowOf(f *datapath.Flow, names map[int]string) Flow {
 	return Flow{
-		Proto: protoName(f.Proto),
+		Proto: ProtoName(f.Proto),
 		In:    nameOf(names, f.In), InIndex: f.In,
 		Out: nameOf(names, f.Out), OutIndex: f.Out,
 		Src: f.Src, Dst: f.Dst, NewSrc: f.NewSrc, NewDst: f.NewDst,
@@ -124,7 +124,8 @@ func ParseProto(name string) (uint8, error) {
 	return n, nil
 }
 
-func protoName(n uint8) string {
+// ProtoName is the name of a protocol that is learned, or its number.
+func ProtoName(n uint8) string {
 	for name, have := range protocols {
 		if have == n {
 			return name

@@ -2,6 +2,25 @@
 
 package status
 
+import "strings"
+
+// Path is what became of a packet, or with Learning of an attempt to learn from one.
+type Path string
+
+// The paths. Fast, Kernel and Lost are of packets that came in: each counts once.
+const (
+	Fast     Path = "fast"
+	Kernel   Path = "kernel"
+	Lost     Path = "lost"
+	Learning Path = "learning"
+)
+
+// PathOf says what a reason is the reason for; "" for one that is not known.
+func PathOf(reason string) Path {
+	kind, _, _ := strings.Cut(reason, "_")
+	return map[string]Path{"fast": Fast, "pass": Kernel, "drop": Lost, "learn": Learning}[kind]
+}
+
 // Meaning says in a line what a counter counts; "" for a reason that is not known. A
 // test finds the reasons of bpf/reason.h that have none.
 func Meaning(reason string) string { return meanings[reason] }

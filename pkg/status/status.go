@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -48,9 +49,11 @@ type Problem struct {
 
 // Settings of the node.
 type Settings struct {
-	Revalidate  string `json:"revalidate"`
-	MaxFlows    uint32 `json:"maxFlows"`
-	ExcludeMark string `json:"excludeMark"`
+	Revalidate string `json:"revalidate"`
+	// Interval is Revalidate as a number.
+	Interval    time.Duration `json:"-"`
+	MaxFlows    uint32        `json:"maxFlows"`
+	ExcludeMark string        `json:"excludeMark"`
 }
 
 // Program is a loaded program. Runs and Nanos are 0 while the kernel does not count.
@@ -89,7 +92,13 @@ const liberalSysctl = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal"
 const fullFrom = 0.95
 
 // Read finds out the state of the node whose programs are pinned below dir.
-func Read(dir string) (*Node, error) {
+func Read(dir string) (*Node, error) { return read(dir, true) }
+
+// Brief is Read without what takes longer the more flows there are: Flows is empty, and
+// a flow map that is full goes unnoticed. For those who ask again and again.
+func Brief(dir string) (*Node, error) { return read(dir, false) }
+
+func read(dir string, fill bool) (*Node, error) {
 	n := &Node{
 		Programs: []Program{}, Uplinks: []Uplink{}, Attachments: []Attachment{}, Flows: []Fill{},
 		Counters: []Counter{}, Losses: []Loss{}, Degraded: []Problem{},
@@ -116,9 +125,11 @@ func Read(dir string) (*Node, error) {
 	}
 	defer d.Close()
 	n.Loaded = true
-	for _, step := range []func(*datapath.Datapath, []netlink.Link) error{
-		n.readPrograms, n.readLinks, n.readFill, n.readCounters, n.readLosses,
-	} {
+	steps := []func(*datapath.Datapath, []netlink.Link) error{n.readPrograms, n.readLinks, n.readCounters, n.readLosses}
+	if fill {
+		steps = append(steps, n.readFill)
+	}
+	for _, step := range steps {
 		if err := step(d, links); err != nil {
 			return nil, err
 		}
@@ -141,7 +152,7 @@ func (n *Node) readPrograms(d *datapath.Datapath, _ []netlink.Link) error {
 	if err != nil {
 		return err
 	}
-	n.Settings = &Settings{s.Revalidate.String(), s.MaxFlows, fmt.Sprintf("%#x", s.ExcludeMark)}
+	n.Settings = &Settings{s.Revalidate.String(), s.Revalidate, s.MaxFlows, fmt.Sprintf("%#x", s.ExcludeMark)}
 	progs, err := d.Programs()
 	if err != nil {
 		return err
@@ -188,13 +199,17 @@ func (n *Node) readLosses(d *datapath.Datapath, links []netlink.Link) error {
 	}
 	names := namesOf(links)
 	for _, l := range losses {
-		cause := "its ring was full"
-		if l.Err != nil {
-			cause = l.Err.Error()
-		}
-		n.Losses = append(n.Losses, Loss{nameOf(names, l.Ifindex), l.Ifindex, cause, l.Frames})
+		n.Losses = append(n.Losses, Loss{nameOf(names, l.Ifindex), l.Ifindex, LossCause(l), l.Frames})
 	}
 	return nil
+}
+
+// LossCause says why frames were lost.
+func LossCause(l datapath.Loss) string {
+	if l.Err != nil {
+		return l.Err.Error()
+	}
+	return "its ring was full"
 }
 
 // judge adds what is wrong with the node as a whole.

@@ -73,13 +73,20 @@ func (f *Flow) Live() bool { return f.Left >= 0 }
 // that come and go meanwhile may be missed or seen twice.
 func (d *Datapath) Flows() iter.Seq2[Flow, error] {
 	return func(yield func(Flow, error) bool) {
-		now := coarseNow()
-		for k, v := range walk[bpf.DatapathXvKey4, bpf.DatapathXvFlow4](d.maps.XvFlows4, yield) {
+		now, more := coarseNow(), true
+		fail := func(f Flow, err error) bool {
+			more = yield(f, err)
+			return more
+		}
+		for k, v := range walk[bpf.DatapathXvKey4, bpf.DatapathXvFlow4](d.maps.XvFlows4, fail) {
 			if !yield(flow4(k, v, now), nil) {
 				return
 			}
 		}
-		for k, v := range walk[bpf.DatapathXvKey6, bpf.DatapathXvFlow6](d.maps.XvFlows6, yield) {
+		if !more {
+			return
+		}
+		for k, v := range walk[bpf.DatapathXvKey6, bpf.DatapathXvFlow6](d.maps.XvFlows6, fail) {
 			if !yield(flow6(k, v, now), nil) {
 				return
 			}

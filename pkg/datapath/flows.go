@@ -236,13 +236,21 @@ func (d *Datapath) ForgetGone() error {
 	return d.forgetIndexes(gone)
 }
 
-// ForgetRemoved removes what belongs to an interface that has just been removed, or, where
-// that is not known to be so, to all that do not exist any more.
+// ForgetRemoved removes what belongs to an interface that has just been removed and to
+// uplinks that are gone, or, where that interface is still there, to all that do not exist
+// any more.
 func (d *Datapath) ForgetRemoved(ifindex int) error {
 	if ifindex == 0 || !isGone(ifindex) {
 		return d.ForgetGone()
 	}
-	return d.forgetIndexes(map[uint32]bool{uint32(ifindex): true})
+	gone := map[uint32]bool{uint32(ifindex): true}
+	var failed error
+	for i := range walk[uint32, bpf.DatapathXvPort](d.maps.XvPorts, func(_ Flow, err error) bool { failed = err; return false }) {
+		if isGone(int(*i)) {
+			gone[*i] = true
+		}
+	}
+	return errors.Join(failed, d.forgetIndexes(gone))
 }
 
 func (d *Datapath) forgetIndexes(gone map[uint32]bool) error {

@@ -27,6 +27,7 @@ var passCases = []passCase{
 	{name: "no flow", reason: "pass_no_flow", apply: func(c *flowCase) { c.p.from = addPort(c.p.from) }},
 	{name: "another interface's flow", reason: "pass_no_flow", apply: func(c *flowCase) { c.e.iif = 99 }},
 	{name: "expired", reason: "pass_expired", apply: func(c *flowCase) { c.e.left = -time.Second }},
+	{name: "silent for long", reason: "pass_no_flow", apply: func(c *flowCase) { c.e.silent = true }},
 	{name: "one byte too long", reason: "pass_too_long", apply: func(c *flowCase) { c.e.maxLen = c.p.ipLen() - 1 }},
 	{name: "replaced while read", reason: "pass_race", apply: func(c *flowCase) { c.e.tag = 1 }},
 	{name: "TTL 1", reason: "pass_ttl", apply: func(c *flowCase) { c.p.ttl = 1 }},

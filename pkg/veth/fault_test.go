@@ -435,7 +435,7 @@ func TestCheckNamesTheSingleThingMissing(t *testing.T) {
 		{pod, "route replace 198.51.100.0/24 via 10.1.0.1 mtu 1300", "no route 198.51.100.0/24"},
 		{pod, "-6 route del default", "no route ::/0"},
 		{pod, "-6 route del fd00:1::1/128", "no route to its gateway fd00:1::1"},
-		{pod, "link set " + inner + " mtu 1500", "mtu 1500, not 65535"},
+		{pod, "link set " + inner + " mtu 1500", "mtu 1500, less than its route"},
 		{host, "link set " + host1 + " mtu 1500", "mtu 1500, not 65535"},
 		{host, "link set " + host1 + " down", "is down"},
 		{pod, "link set " + inner + " down", "is down"},

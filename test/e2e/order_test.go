@@ -229,14 +229,14 @@ func tcpInfo(t *testing.T, c *net.TCPConn) *unix.TCPInfo {
 	return info
 }
 
-// TestOrderTCP sends bulk over many renewals. No more segments arrive out of order or
-// are sent again than on the kernel path.
+// TestOrderTCP sends bulk over many renewals. Order is lost no more often, and no more
+// segments are sent again, than on the kernel path.
 func TestOrderTCP(t *testing.T) {
 	for _, o := range orderPaths {
 		t.Run(o.name, func(t *testing.T) {
-			off, offIn := measureTCP(t, newRig(t, offConf), o)
+			off := measureTCP(t, newRig(t, offConf), o)
 			r := newRig(t, withFast(o.conf, map[string]any{"revalidate": orderInterval.String()}))
-			out, in := measureTCP(t, r, o)
+			out := measureTCP(t, r, o)
 			renewals := counters(t, open(t, r))["learn_renewed"]
 			t.Logf("%d renewals", renewals)
 			if renewals < 20 {
@@ -245,8 +245,9 @@ func TestOrderTCP(t *testing.T) {
 			// On a busy machine the sender moves between CPUs, so that a few are seen on
 			// either path.
 			few := uint32(renewals / 20)
-			if in.Rcv_ooopack > offIn.Rcv_ooopack+few {
-				t.Errorf("%d segments out of order, %d on the kernel path", in.Rcv_ooopack, offIn.Rcv_ooopack)
+			// Times, not segments: one move puts all that are under way out of order.
+			if out.Reord_seen > off.Reord_seen+few {
+				t.Errorf("order was lost %d times, %d on the kernel path", out.Reord_seen, off.Reord_seen)
 			}
 			if tcpLost(out) > tcpLost(off)+few {
 				t.Errorf("%d segments lost, %d on the kernel path", tcpLost(out), tcpLost(off))
@@ -261,15 +262,15 @@ func tcpLost(i *unix.TCPInfo) uint32 {
 	return i.Total_retrans - min(i.Total_retrans, i.Dsack_dups)
 }
 
-func measureTCP(t *testing.T, r *rig.Rig, o orderPath) (out, in *unix.TCPInfo) {
+func measureTCP(t *testing.T, r *rig.Rig, o orderPath) *unix.TCPInfo {
 	t.Helper()
 	w := o.ways(t, r, 4)
 	p := tcpConnect(t, crossing{o.name, w.from, w.to, w.at, w.at})
 	start := time.Now()
 	tcpStream(t, p, 700*time.Millisecond)
-	out, in = tcpInfo(t, p.client), tcpInfo(t, p.server)
+	out, in := tcpInfo(t, p.client), tcpInfo(t, p.server)
 	t.Logf("%.2f Gbit/s, %d segments, %d sent again (%d in vain), %d out of order, reordering seen %d times",
 		float64(out.Bytes_acked)*8/time.Since(start).Seconds()/1e9, out.Segs_out, out.Total_retrans, out.Dsack_dups,
 		in.Rcv_ooopack, out.Reord_seen)
-	return out, in
+	return out
 }

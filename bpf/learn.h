@@ -66,28 +66,6 @@ static __always_inline bool xv_note_matches(__u16 note, __u32 hash, const struct
 	return note == xv_note(hash, p->tos, p->ttl);
 }
 
-/*
- * Whether the flow has shown enough packets within an interval; a slower one would
- * hardly ever be fast. The first flow in a slot keeps it for as long, so that a flood
- * cannot keep everybody from learning.
- */
-static __always_inline bool xv_seen_enough(struct xv_slot *slot, __u32 hash, bool replied,
-					   __u64 now, __u64 interval)
-{
-	__u16 tick = now >> XV_TICK_SHIFT;
-
-	if (!slot->packets || (__u16)(tick - slot->since) > interval >> XV_TICK_SHIFT) {
-		slot->hash = hash;
-		slot->since = tick;
-		slot->packets = 0;
-	}
-	if (slot->hash != hash)
-		return false;
-	if (slot->packets < XV_LEARN_AFTER)
-		slot->packets++;
-	return slot->packets >= (replied ? XV_LEARN_AFTER_REPLY : XV_LEARN_AFTER);
-}
-
 /* What the kernel did, as the packet shows it; true when XDP runs where it came in. */
 static __always_inline bool xv_fill_action(const struct __sk_buff *skb, const void *data,
 					   const struct xv_packet *p, int family,
@@ -171,9 +149,26 @@ struct xv_lesson {
 	bool enough; /* its flow may be learned; else it may be known, and is counted if not */
 };
 
-static __always_inline bool xv_has_seen_enough(const struct xv_lesson *l)
+/*
+ * Whether the flow has shown enough packets within an interval; a slower one would
+ * hardly ever be fast. The first flow in a slot keeps it for as long, so that a flood
+ * cannot keep everybody from learning.
+ */
+static __always_inline bool xv_seen_enough(const struct xv_lesson *l)
 {
-	return xv_seen_enough(l->slot, l->hash, l->replied, l->now, l->interval);
+	struct xv_slot *slot = l->slot;
+	__u16 tick = l->now >> XV_TICK_SHIFT;
+
+	if (!slot->packets || (__u16)(tick - slot->since) > l->interval >> XV_TICK_SHIFT) {
+		slot->hash = l->hash;
+		slot->since = tick;
+		slot->packets = 0;
+	}
+	if (slot->hash != l->hash)
+		return false;
+	if (slot->packets < XV_LEARN_AFTER)
+		slot->packets++;
+	return slot->packets >= (l->replied ? XV_LEARN_AFTER_REPLY : XV_LEARN_AFTER);
 }
 
 /* Puts a new entry in the place of what there was. */
@@ -223,7 +218,7 @@ static __always_inline enum xv_reason xv_remember(struct xv_flow6 *entry, const 
 		xv_keep_live(l->slot, l->now + 2 * l->interval);
 		return XV_LEARN_RENEWED;
 	}
-	if (!have && !l->enough && !xv_has_seen_enough(l))
+	if (!have && !l->enough && !xv_seen_enough(l))
 		return XV_LEARN_WAIT;
 	l->slot->packets = 0;
 	xv_keep_live(l->slot, l->now + 2 * l->interval);
@@ -316,7 +311,6 @@ static __always_inline enum xv_reason xv_learn_family(struct __sk_buff *skb, int
 	if (((const __u8 *)data)[0] & 1)
 		return XV_LEARN_GROUP;
 	l.action.flags = flags;
-
 	xv_ct_find(skb, kskb, &p, family, ct);
 	if (!ct->tracked) {
 		ct->in = p.key;
@@ -357,7 +351,7 @@ static __always_inline enum xv_reason xv_learn_family(struct __sk_buff *skb, int
 	if (!l.slot)
 		return XV_OK;
 	if (!xv_may_live(l.slot, l.now)) {
-		if (!xv_has_seen_enough(&l))
+		if (!xv_seen_enough(&l))
 			return XV_LEARN_WAIT;
 		l.enough = true;
 	}

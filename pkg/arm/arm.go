@@ -35,9 +35,9 @@ func Pod(c *netconf.Conf, uplinks []netconf.Uplink, pair *veth.Pair, addrs []net
 		return err
 	}
 	defer d.Close()
+	logOld(d.ForgetAddrs(addrs))
 	// Every step on its own: an uplink that cannot be armed leaves the others fast.
 	return errors.Join(
-		d.ForgetAddrs(addrs),
 		datapath.EnsureLiberal(),
 		attachUplinks(d, uplinks, c.FastPath.Mode),
 		d.AttachPod(pair.HostIndex, pod),

@@ -197,21 +197,24 @@ func (d *Datapath) Detach(ifindex int) error {
 		err = fmt.Errorf("find interface %d: %w", ifindex, err)
 	}
 	if err != nil && isGone(ifindex) {
-		i := uint32(ifindex)
-		return errors.Join(deleteKey(d.maps.XvDevs, &i), deleteKey(d.maps.XvMembers, &i))
+		return d.forgetHooks(ifindex)
 	}
 	return err
 }
 
 func (d *Datapath) detach(l netlink.Link) error {
 	index := l.Attrs().Index
-	i := uint32(index)
 	return errors.Join(
-		deleteKey(d.maps.XvDevs, &i),
-		deleteKey(d.maps.XvMembers, &i),
+		d.forgetHooks(index),
 		d.detachXDP(l),
 		detachTCX(index, ebpf.AttachTCXIngress),
 		detachTCX(index, ebpf.AttachTCXEgress))
+}
+
+// forgetHooks removes what the maps say of an interface because of our programs on it.
+func (d *Datapath) forgetHooks(ifindex int) error {
+	i := uint32(ifindex)
+	return errors.Join(deleteKey(d.maps.XvDevs, &i), deleteKey(d.maps.XvMembers, &i))
 }
 
 // swapAttached puts the programs of this build in the place of those that another

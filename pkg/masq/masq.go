@@ -104,14 +104,11 @@ func Remove(network string) error {
 // Has says whether there may be something for Remove to take away. It asks for less than
 // Remove does, and needs no lock: whoever adds rules meanwhile needs them.
 func Has(network string) (bool, error) {
-	s, err := open()
-	if err != nil {
-		return false, ignore(err, ErrNotSupported)
+	s, err := openIfSupported()
+	if s == nil {
+		return false, err
 	}
 	defer s.close()
-	if _, err := s.generation(); err != nil { // tells whether there is an nftables at all
-		return false, ignore(err, ErrNotSupported)
-	}
 	t, err := s.table()
 	if err != nil || t == nil {
 		return false, ignore(err, ErrNotSupported)
@@ -123,16 +120,26 @@ func Has(network string) (bool, error) {
 	return c != nil || t.use == 0, nil
 }
 
-// Networks returns the names of the networks that have a chain, sorted.
-func Networks() ([]string, error) {
+// openIfSupported returns nil where there is no nftables at all.
+func openIfSupported() (*session, error) {
 	s, err := open()
 	if err != nil {
 		return nil, ignore(err, ErrNotSupported)
 	}
-	defer s.close()
-	if _, err := s.generation(); err != nil { // tells whether there is an nftables at all
+	if _, err := s.generation(); err != nil { // tells whether there is
+		s.close()
 		return nil, ignore(err, ErrNotSupported)
 	}
+	return s, nil
+}
+
+// Networks returns the names of the networks that have a chain, sorted.
+func Networks() ([]string, error) {
+	s, err := openIfSupported()
+	if s == nil {
+		return nil, err
+	}
+	defer s.close()
 	chains, err := s.lib.ListChainsOfTableFamily(nftables.TableFamilyINet)
 	if err != nil {
 		return nil, fmt.Errorf("list nftables chains: %w", err)

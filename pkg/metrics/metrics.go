@@ -217,7 +217,7 @@ func (s sink) counters(n *status.Node) {
 	type way struct{ dev, cause string }
 	sum := map[way]uint64{}
 	for _, l := range n.Losses {
-		if l.Interface == fmt.Sprintf("#%d", l.Index) {
+		if l.Interface == status.NameOfGone(l.Index) {
 			l.Interface = gone // as many series as pods that have come and gone are too many
 		}
 		sum[way{l.Interface, l.Cause}] += l.Frames

@@ -5,9 +5,9 @@ package netbench
 import (
 	"context"
 	"fmt"
-	"net/netip"
 
 	"github.com/xveth/xveth/pkg/netbench/ruleset"
+	"github.com/xveth/xveth/pkg/netbench/traffic"
 	"github.com/xveth/xveth/test/rig"
 )
 
@@ -80,8 +80,10 @@ func (c *chain) scenario() *scenario {
 	}
 }
 
-// Directions of TCP: from the remote host to a pod, back, and from pod to pod.
-const tcpIn, tcpOut, tcpLocal = "tcp-in", "tcp-out", "tcp-local"
+// chainTCP names the directions of TCP.
+var chainTCP = map[string]string{
+	gbitUplinkToPod.name: "tcp-in", gbitPodToUplink.name: "tcp-out", gbitPodToPod.name: "tcp-local",
+}
 
 // chainRun sends packets from the wire into a pod, and then TCP every way, for half a turn each.
 type chainRun struct {
@@ -96,25 +98,13 @@ func (r *chainRun) turn(ctx context.Context, m *meter) ([]figure, error) {
 	}
 	one := *r.o
 	one.Flows, one.Cores = 1, 1
-	pod, other, ext := r.pods[0], r.pods[1], r.rig.Ext
-	for _, w := range []struct {
-		name     string
-		from, to *rig.Host
-		at       netip.Addr
-	}{
-		{tcpIn, ext, pod.Host, pod.Addr4},
-		{tcpOut, pod.Host, ext, rig.ExtAddr4},
-		{tcpLocal, pod.Host, other.Host, other.Addr4},
-	} {
-		moved, err := transfer(w.from, w.to, w.at, &one, r.o.Duration/2, &meter{})
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", w.name, err)
-		}
+	err = r.everyWay(ctx, &one, r.o.Duration/2, func(way metric, moved traffic.Moved) {
+		name := chainTCP[way.name]
 		all = append(all,
-			figure{metric{name: w.name, unit: throughput.unit, headline: true}, moved.Gbit() / moved.Took.Seconds()},
-			figure{metric{name: w.name + " cost", unit: perGbit.unit, lower: true}, moved.CPU.Seconds() * 1e3 / moved.Gbit()})
-	}
-	return all, nil
+			figure{metric{name: name, unit: throughput.unit, headline: true}, moved.Gbit() / moved.Took.Seconds()},
+			figure{metric{name: name + " cost", unit: perGbit.unit, lower: true}, moved.CPU.Seconds() * 1e3 / moved.Gbit()})
+	})
+	return all, err
 }
 
 // flannel is what the plugin of that name delegates to.

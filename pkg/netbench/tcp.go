@@ -5,6 +5,7 @@ package netbench
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"time"
@@ -104,27 +105,38 @@ type gbitRun struct {
 func (r *gbitRun) on() *bed { return r.bed }
 
 func (r *gbitRun) turn(ctx context.Context, _ *meter) (all []figure, err error) {
-	ext := r.rig.Ext
-	ways := []struct {
+	err = r.everyWay(ctx, r.o, r.o.Duration/tcpWays, func(way metric, moved traffic.Moved) {
+		all = append(all, figure{way, moved.CPU.Seconds() * 1e3 / moved.Gbit()})
+	})
+	return all, err
+}
+
+// tcpWays is how many there are.
+const tcpWays = 3
+
+// everyWay transfers between two pods, and between the first of them and the remote host both
+// ways, for some time each.
+func (b *bed) everyWay(ctx context.Context, o *Options, d time.Duration, done func(way metric, moved traffic.Moved)) error {
+	pod, other, ext := b.pods[0], b.pods[1], b.rig.Ext
+	for _, w := range [tcpWays]struct {
 		metric
 		from, to *rig.Host
 		at       netip.Addr
 	}{
-		{gbitPodToPod, r.pods[0].Host, r.pods[1].Host, r.pods[1].Addr4},
-		{gbitPodToUplink, r.pods[0].Host, ext, rig.ExtAddr4},
-		{gbitUplinkToPod, ext, r.pods[0].Host, r.pods[0].Addr4},
-	}
-	for _, w := range ways {
+		{gbitPodToPod, pod.Host, other.Host, other.Addr4},
+		{gbitPodToUplink, pod.Host, ext, rig.ExtAddr4},
+		{gbitUplinkToPod, ext, pod.Host, pod.Addr4},
+	} {
 		if err := ctx.Err(); err != nil {
-			return nil, err
+			return err
 		}
-		moved, err := transfer(w.from, w.to, w.at, r.o, r.o.Duration/time.Duration(len(ways)), &meter{})
+		moved, err := transfer(w.from, w.to, w.at, o, d, &meter{})
 		if err != nil {
-			return nil, err
+			return fmt.Errorf("%s: %w", w.name, err)
 		}
-		all = append(all, figure{w.metric, moved.CPU.Seconds() * 1e3 / moved.Gbit()})
+		done(w.metric, moved)
 	}
-	return all, nil
+	return nil
 }
 
 var (

@@ -86,11 +86,14 @@ func namesOf(links []netlink.Link) map[int]string {
 	return names
 }
 
+// NameOfGone stands for the name of an interface that does not exist any more.
+func NameOfGone(index int) string { return fmt.Sprintf("#%d", index) }
+
 func nameOf(names map[int]string, index int) string {
 	if name, ok := names[index]; ok {
 		return name
 	}
-	return fmt.Sprintf("#%d", index)
+	return NameOfGone(index)
 }
 
 // readLinks looks at uplinks and at the host ends of pods; d is nil when nothing is

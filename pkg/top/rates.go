@@ -7,7 +7,6 @@ package top
 
 import (
 	"cmp"
-	"fmt"
 	"net/netip"
 	"slices"
 	"time"
@@ -245,5 +244,5 @@ func (s *sample) nameOf(index int) string {
 	if l, ok := s.links[index]; ok {
 		return l.name
 	}
-	return fmt.Sprintf("#%d", index)
+	return status.NameOfGone(index)
 }

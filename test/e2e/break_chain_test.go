@@ -237,6 +237,12 @@ func TestBreakChainGone(t *testing.T) {
 	}
 }
 
+// members is how many ports of bridges are noted.
+func members(t *testing.T, r *rig.Rig) string {
+	t.Helper()
+	return strings.TrimSpace(node(t, r, "bpftool map dump pinned /sys/fs/bpf/xveth/v1/xv_members 2>/dev/null | grep -c key; true"))
+}
+
 // TestBreakChainCrowd adds and removes thirty pods of one bridge at once.
 func TestBreakChainCrowd(t *testing.T) {
 	t.Parallel()
@@ -268,7 +274,7 @@ func TestBreakChainCrowd(t *testing.T) {
 	if err := c.cni.CheckNetworkList(ctxOf(t), c.list, conf(keep)); err != nil {
 		t.Error(err)
 	}
-	if n := node(t, c.Rig, "bpftool map dump pinned /sys/fs/bpf/xveth/v1/xv_members | grep -c key; true"); strings.TrimSpace(n) != "1" {
+	if n := members(t, c.Rig); n != "1" {
 		t.Errorf("%s members, want 1", n)
 	}
 }
@@ -302,7 +308,7 @@ func TestBreakChainKilled(t *testing.T) {
 		if on := ourHooks(t, c.Rig, port) + ourHooks(t, c.Rig, chainBridge); on != "" {
 			t.Fatalf("after %s was killed: %s", verb, on)
 		}
-		if n := node(t, c.Rig, "bpftool map dump pinned /sys/fs/bpf/xveth/v1/xv_members 2>/dev/null | grep -c key; true"); strings.TrimSpace(n) != "0" {
+		if n := members(t, c.Rig); n != "0" {
 			t.Fatalf("%s members are left", n)
 		}
 		if _, err := callPlugin(t, c.Rig, chainBin(), "ADD", conf, podEnv("a", rig.PodDev)); err != nil {
@@ -323,13 +329,7 @@ func TestBreakChainThird(t *testing.T) {
 	}
 	t.Cleanup(third.Destroy)
 	on(t, p.Host, "ip link add third0 type veth peer name third1")
-	move := exec.Command("ip", "link", "set", "third1", "netns", third.NetnsPath())
-	if err := p.Start(move); err != nil {
-		t.Fatal(err)
-	}
-	if err := move.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	moveLink(t, p.Host, "third1", third.Host)
 	for _, required := range []bool{false, true} {
 		env := podEnv("a", "third0")
 		out, err := callPlugin(t, c.Rig, chainBin(), "ADD", breakConf(t, p.Result, map[string]any{"required": required}), env)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"os/exec"
 	"testing"
 	"time"
 
@@ -180,13 +179,7 @@ func TestBreakLargeNested(t *testing.T) {
 	}
 	t.Cleanup(inner.Close)
 	on(t, b.Host, "ip link add in0 type veth peer name in1")
-	move := exec.Command("ip", "link", "set", "in1", "netns", inner.NetnsPath())
-	if err := b.Start(move); err != nil {
-		t.Fatal(err)
-	}
-	if err := move.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	moveLink(t, b.Host, "in1", inner)
 	on(t, b.Host, "ip addr add 172.31.0.1/24 dev in0; ip link set in0 up; sysctl -qw net.ipv4.ip_forward=1; nft 'table ip n { chain p { type nat hook prerouting priority dstnat; tcp dport { 9000, 9001 } dnat to 172.31.0.2; }; }'")
 	on(t, inner, "ip addr add 172.31.0.2/24 dev in1; ip link set in1 up; ip route add default via 172.31.0.1")
 	for _, mtu := range []int{1500, 65535} {

@@ -173,20 +173,19 @@ func wantState(t *testing.T, r *rig.Rig, before string) {
 // reservations lists the reserved addresses of a network.
 func reservations(t *testing.T, r *rig.Rig, network string) []string {
 	t.Helper()
-	out := node(t, r, "cd /var/lib/cni/networks/"+network+" 2>/dev/null && ls | grep -v -e lock -e last_reserved || true")
-	return strings.Fields(out)
+	all, err := r.Node.Reserved(network)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
 }
 
 // newPods makes unconnected namespaces.
 func newPods(t *testing.T, r *rig.Rig, prefix string, n int) []*rig.Pod {
 	t.Helper()
-	var all []*rig.Pod
-	for i := range n {
-		p, err := r.NewNetns(fmt.Sprintf("%s%d", prefix, i))
-		if err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, p)
+	all, err := r.NewPods(prefix, n)
+	if err != nil {
+		t.Fatal(err)
 	}
 	return all
 }
@@ -194,18 +193,9 @@ func newPods(t *testing.T, r *rig.Rig, prefix string, n int) []*rig.Pod {
 // atOnce calls f for each pod, all at the same instant, and reports what fails.
 func atOnce(t *testing.T, pods []*rig.Pod, f func(*rig.Pod) error) {
 	t.Helper()
-	var wg sync.WaitGroup
-	start := make(chan struct{})
-	for _, p := range pods {
-		wg.Go(func() {
-			<-start
-			if err := f(p); err != nil {
-				t.Error(err)
-			}
-		})
+	if err := rig.AtOnce(len(pods), func(i int) error { return f(pods[i]) }); err != nil {
+		t.Error(err)
 	}
-	close(start)
-	wg.Wait()
 }
 
 // addAll connects pods at the same instant.

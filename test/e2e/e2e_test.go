@@ -7,6 +7,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -162,12 +163,33 @@ func flow(t *testing.T, d *datapath.Datapath, proto uint8, src, dst netip.AddrPo
 // eventually waits up to some time for a condition.
 func eventually(t *testing.T, within time.Duration, what string, cond func() bool) {
 	t.Helper()
-	for end := time.Now().Add(within); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if cond() {
-			return
-		}
+	if !rig.Within(within, cond) {
+		t.Fatalf("not within %v: %s", within, what)
 	}
-	t.Fatalf("not within %v: %s", within, what)
+}
+
+// answerUDP answers every datagram until the test ends, or the connection is closed.
+func answerUDP(t *testing.T, h *rig.Host, at netip.AddrPort, answer func(from netip.AddrPort, message []byte) []byte) *net.UDPConn {
+	t.Helper()
+	conn, err := h.AnswerUDP(at, answer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// moveLink puts an interface of a host into another one's namespace.
+func moveLink(t *testing.T, from *rig.Host, dev string, to *rig.Host) {
+	t.Helper()
+	move := exec.Command("ip", "link", "set", dev, "netns", to.NetnsPath())
+	err := from.Start(move)
+	if err == nil {
+		err = move.Wait()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // addrsUsable waits for duplicate address detection, which other plugins do not wait for.

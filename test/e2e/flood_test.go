@@ -166,21 +166,7 @@ type crowd struct {
 // tellSource answers every datagram with the address it came from.
 func tellSource(t *testing.T, h *rig.Host, at netip.AddrPort) {
 	t.Helper()
-	conn, err := h.ListenUDP(at)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close() })
-	go func() {
-		buf := make([]byte, 2048)
-		for {
-			_, from, err := conn.ReadFromUDPAddrPort(buf)
-			if err != nil {
-				return
-			}
-			_, _ = conn.WriteToUDPAddrPort([]byte(from.String()), from)
-		}
-	}()
+	answerUDP(t, h, at, func(from netip.AddrPort, _ []byte) []byte { return []byte(from.String()) })
 }
 
 // round talks once over each conversation. Every answer has to come, and the address

@@ -71,23 +71,7 @@ func (bed *metaBed) call(t *testing.T, fam, port int) *metaCaller {
 // called.
 func (bed *metaBed) answer(t *testing.T, h *rig.Host, at netip.AddrPort, front string) (stop func()) {
 	t.Helper()
-	conn, err := h.ListenUDP(at)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close() })
-	go func() {
-		buf := make([]byte, 100)
-		for {
-			n, from, err := conn.ReadFrom(buf)
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			if err == nil {
-				_, _ = conn.WriteTo(append([]byte(front), buf[:n]...), from)
-			}
-		}
-	}()
+	conn := answerUDP(t, h, at, func(_ netip.AddrPort, message []byte) []byte { return append([]byte(front), message...) })
 	return func() { conn.Close() }
 }
 

@@ -78,26 +78,8 @@ func metaIn(h *rig.Host, f func() error) error {
 // what the client sent.
 func metaServe(t *testing.T, h *rig.Host, at netip.AddrPort) {
 	t.Helper()
-	head := func(a net.Addr) []byte {
-		return []byte(fmt.Sprintf("%-*s", metaHead, addrPortOf(a).Addr()))
-	}
-	udp, err := h.ListenUDP(at)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { udp.Close() })
-	go func() {
-		buf := make([]byte, 65536)
-		for {
-			n, from, err := udp.ReadFrom(buf)
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			if err == nil {
-				_, _ = udp.WriteTo(append(head(from), buf[:n]...), from)
-			}
-		}
-	}()
+	head := func(a netip.AddrPort) []byte { return []byte(fmt.Sprintf("%-*s", metaHead, a.Addr())) }
+	answerUDP(t, h, at, func(from netip.AddrPort, message []byte) []byte { return append(head(from), message...) })
 	tcp, err := h.ListenTCP(at)
 	if err != nil {
 		t.Fatal(err)
@@ -112,7 +94,7 @@ func metaServe(t *testing.T, h *rig.Host, at netip.AddrPort) {
 			}
 			context.AfterFunc(ctx, func() { c.Close() })
 			go func() {
-				_, _ = c.Write(head(c.RemoteAddr()))
+				_, _ = c.Write(head(addrPortOf(c.RemoteAddr())))
 				_, _ = io.Copy(c, c)
 				c.Close()
 			}()

@@ -84,6 +84,19 @@ func (r *Rig) NewNetns(id string) (*Pod, error) {
 	return p, nil
 }
 
+// NewPods makes unconnected pods, whose names are a prefix and a number.
+func (r *Rig) NewPods(prefix string, n int) ([]*Pod, error) {
+	var all []*Pod
+	for i := range n {
+		p, err := r.NewNetns(fmt.Sprintf("%s%d", prefix, i))
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, p)
+	}
+	return all, nil
+}
+
 // AddPod makes a pod and connects it by the plugin, with some keys of the configuration
 // changed.
 func (r *Rig) AddPod(ctx context.Context, id string, changes map[string]any) (*Pod, error) {

@@ -24,6 +24,12 @@ func (h *Host) State(more ...string) string {
 	return b.String()
 }
 
+// Reserved lists the addresses of a network that host-local has reserved on a host.
+func (h *Host) Reserved(network string) ([]string, error) {
+	out, err := h.Run(context.Background(), "sh", "-c", "cd /var/lib/cni/networks/"+network+" 2>/dev/null && ls | grep -v -e lock -e last_reserved || true")
+	return strings.Fields(out), err
+}
+
 // StateDiff lists the lines that only one of two states has.
 func StateDiff(before, after string) string {
 	count := map[string]int{}

@@ -89,11 +89,20 @@ func (h *Host) DialTCP(from, to netip.AddrPort) (conn *net.TCPConn, err error) {
 // EchoUDP answers every datagram with itself until the context ends. Each answer goes
 // to whoever the datagram seems to come from.
 func (h *Host) EchoUDP(ctx context.Context, at netip.AddrPort) error {
-	conn, err := h.ListenUDP(at)
+	conn, err := h.AnswerUDP(at, func(_ netip.AddrPort, message []byte) []byte { return message })
 	if err != nil {
 		return err
 	}
 	context.AfterFunc(ctx, func() { _ = conn.Close() })
+	return nil
+}
+
+// AnswerUDP answers every datagram until the connection that it returns is closed.
+func (h *Host) AnswerUDP(at netip.AddrPort, answer func(from netip.AddrPort, message []byte) []byte) (*net.UDPConn, error) {
+	conn, err := h.ListenUDP(at)
+	if err != nil {
+		return nil, err
+	}
 	go func() {
 		buf := make([]byte, 65536)
 		for {
@@ -102,11 +111,11 @@ func (h *Host) EchoUDP(ctx context.Context, at netip.AddrPort) error {
 				return
 			}
 			if err == nil {
-				_, _ = conn.WriteToUDPAddrPort(buf[:n], from)
+				_, _ = conn.WriteToUDPAddrPort(answer(from, buf[:n]), from)
 			}
 		}
 	}()
-	return nil
+	return conn, nil
 }
 
 // EchoTCP answers every connection with what it sends until the context ends.

@@ -220,7 +220,11 @@ func (b *bed) wantNoFlows(t *testing.T) {
 // reserved lists the reserved addresses of a network.
 func (b *bed) reserved(t *testing.T, name string) []string {
 	t.Helper()
-	return strings.Fields(b.sh(t, "cd /var/lib/cni/networks/"+name+" 2>/dev/null && ls | grep -v -e lock -e last_reserved || true"))
+	all, err := b.machine.Reserved(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
 }
 
 // daemon is a program that runs on the machine until it is stopped.

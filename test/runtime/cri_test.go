@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 
@@ -165,16 +164,7 @@ func TestCRIParallel(t *testing.T) {
 // atOnce calls f n times at the same instant and reports what fails.
 func atOnce(t *testing.T, n int, f func(int) error) {
 	t.Helper()
-	var wg sync.WaitGroup
-	start := make(chan struct{})
-	for i := range n {
-		wg.Go(func() {
-			<-start
-			if err := f(i); err != nil {
-				t.Error(err)
-			}
-		})
+	if err := rig.AtOnce(n, f); err != nil {
+		t.Error(err)
 	}
-	close(start)
-	wg.Wait()
 }

@@ -230,13 +230,9 @@ func (d *driver) gc(ctx context.Context, live []*rig.Pod, all ...attachment) err
 // newPods makes unconnected pods.
 func (d *driver) newPods(t *testing.T, prefix string, n int) []*rig.Pod {
 	t.Helper()
-	var all []*rig.Pod
-	for i := range n {
-		p, err := d.NewNetns(fmt.Sprintf("%s%d", prefix, i))
-		if err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, p)
+	all, err := d.NewPods(prefix, n)
+	if err != nil {
+		t.Fatal(err)
 	}
 	return all
 }

@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/xveth/xveth/test/rig"
 )
 
 // bins is where the programs are that the tests run.
@@ -102,10 +104,7 @@ func ctxOf(t *testing.T) context.Context {
 // eventually waits up to some time for a condition.
 func eventually(t *testing.T, within time.Duration, what string, cond func() bool) {
 	t.Helper()
-	for end := time.Now().Add(within); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		if cond() {
-			return
-		}
+	if !rig.Within(within, cond) {
+		t.Fatalf("not within %v: %s", within, what)
 	}
-	t.Fatalf("not within %v: %s", within, what)
 }

@@ -303,7 +303,7 @@ func (now *state) check(subnets []netip.Prefix) error {
 	}
 	// The order counts: a return behind the masquerade does nothing.
 	rest := now.rules
-	for _, w := range rulesFor(subnets) {
+	for _, w := range rulesFor(subnets, subnets) {
 		i := slices.IndexFunc(rest, func(kr *nftables.Rule) bool {
 			r, ok := parseRule(kr)
 			return ok && r == w
@@ -318,25 +318,30 @@ func (now *state) check(subnets []netip.Prefix) error {
 
 func ensureOnce(network string, subnets []netip.Prefix) error {
 	return look(network, func(s *session, now *state) error {
-		want := rulesFor(canonical(append(now.subnets(), subnets...)))
-		if now.chain.ok() && !now.table.dormant() && now.equal(want) {
-			return nil
-		}
-		var b batch
-		name := chainName(network)
-		b.addTable()
-		if now.chain != nil && !now.chain.ok() {
-			b.deleteChain(name)
-		}
-		b.addChain(name)
-		b.flushChain(name)
-		for _, r := range want {
-			if err := b.addRule(name, r, comment(network)); err != nil {
-				return err
-			}
-		}
-		return s.commit(now.gen, &b)
+		all := canonical(append(now.subnets(), subnets...))
+		return now.replace(s, rulesFor(all, all))
 	})
+}
+
+// replace puts the rules in the place of those of the chain, unless they are there.
+func (now *state) replace(s *session, want []rule) error {
+	if now.chain.ok() && !now.table.dormant() && now.equal(want) {
+		return nil
+	}
+	var b batch
+	name := chainName(now.network)
+	b.addTable()
+	if now.chain != nil && !now.chain.ok() {
+		b.deleteChain(name)
+	}
+	b.addChain(name)
+	b.flushChain(name)
+	for _, r := range want {
+		if err := b.addRule(name, r, comment(now.network)); err != nil {
+			return err
+		}
+	}
+	return s.commit(now.gen, &b)
 }
 
 func removeOnce(s *session, now *state) error {

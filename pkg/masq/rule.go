@@ -55,16 +55,17 @@ func (r rule) String() string {
 	return family + " daddr " + r.prefix.String() + " return"
 }
 
-// rulesFor returns the chain of a network with these subnets.
-func rulesFor(subnets []netip.Prefix) []rule {
+// rulesFor returns a chain that translates what comes from the sources and does not go to
+// one of the others.
+func rulesFor(sources, except []netip.Prefix) []rule {
 	var rs []rule
-	for _, p := range subnets {
+	for _, p := range except {
 		rs = append(rs, rule{prefix: p})
 	}
 	for _, p := range multicast {
 		rs = append(rs, rule{prefix: p})
 	}
-	for _, p := range subnets {
+	for _, p := range sources {
 		rs = append(rs, rule{prefix: p, masquerade: true})
 	}
 	return rs
@@ -161,6 +162,9 @@ func sameExprs(a, b []expr.Any) bool {
 // apart names that look alike after cleaning; the comments, not this name, say
 // whose the chain is.
 func chainName(network string) string {
+	if network == node {
+		return nodeChain
+	}
 	clean := strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_' || r == '.' {
 			return r

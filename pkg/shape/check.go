@@ -9,6 +9,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/xveth/xveth/pkg/dump"
 )
 
 // Check compares the limits of an attachment with the kernel's state. The
@@ -76,8 +78,8 @@ func (s *shaper) checkBucket(link netlink.Link, rate, burst uint64) error {
 	if err != nil {
 		return err
 	}
-	all, err := dump("qdiscs", func() ([]netlink.Qdisc, error) {
-		return s.host.QdiscList(link) //nolint:forbidigo // dump retries
+	all, err := dump.All("qdiscs", func() ([]netlink.Qdisc, error) {
+		return s.host.QdiscList(link) //nolint:forbidigo // it is repeated
 	})
 	if err != nil {
 		return err
@@ -146,7 +148,7 @@ func List(network string) ([]Device, error) {
 		return nil, fmt.Errorf("open netlink of the host: %w", err)
 	}
 	defer host.Close()
-	links, err := dump("links", host.LinkList) //nolint:forbidigo // dump retries
+	links, err := dump.All("links", host.LinkList) //nolint:forbidigo // it is repeated
 	if err != nil {
 		return nil, err
 	}
@@ -179,23 +181,6 @@ func deviceOf(link netlink.Link) (d Device, ok bool) {
 func isOurs(link netlink.Link, key string) bool {
 	d, ok := deviceOf(link)
 	return ok && d.Is(key)
-}
-
-// dumpAttempts bounds the repetition of a dump that changes interrupted.
-const dumpAttempts = 10
-
-// dump repeats a netlink dump that a change interrupted, because its answer may
-// lack entries.
-func dump[T any](what string, list func() ([]T, error)) ([]T, error) {
-	err := error(netlink.ErrDumpInterrupted)
-	var all []T
-	for i := 0; i < dumpAttempts && errors.Is(err, netlink.ErrDumpInterrupted); i++ {
-		all, err = list()
-	}
-	if err != nil {
-		return nil, fmt.Errorf("list %s: %w", what, err)
-	}
-	return all, nil
 }
 
 // isNotFound says whether a look-up of a link ended with "no such link".

@@ -16,6 +16,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/xveth/xveth/pkg/dump"
 )
 
 const (
@@ -256,8 +258,8 @@ func (s *shaper) redirect(ifb netlink.Link) error {
 
 // redirects returns the redirects at our priority.
 func (s *shaper) redirects() ([]netlink.Filter, error) {
-	all, err := dump("filters", func() ([]netlink.Filter, error) {
-		return s.host.FilterList(s.veth, netlink.HANDLE_MIN_INGRESS) //nolint:forbidigo // dump retries
+	all, err := dump.All("filters", func() ([]netlink.Filter, error) {
+		return s.host.FilterList(s.veth, netlink.HANDLE_MIN_INGRESS) //nolint:forbidigo // it is repeated
 	})
 	if err != nil {
 		return nil, err

@@ -11,7 +11,7 @@ include test/tools/versions.env
 
 # One folder a binary; bin/ gets each under the folder's name.
 PLUGINS  := plugins/xveth plugins/xveth-chain
-COMMANDS := cmd/xvethctl
+COMMANDS := cmd/xvethctl cmd/xvethd
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS := -s -w -X main.version=$(VERSION)

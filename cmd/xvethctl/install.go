@@ -140,7 +140,7 @@ func (f *installFlags) list() ([]byte, error) {
 		}
 		all = append(all, p)
 	}
-	return install.Generate(f.name, all)
+	return install.Generate(install.ListOptions{Name: f.name, Subnets: all, Masquerade: true})
 }
 
 // source is the folder of the plugins. Beside xvethctl there are none where a package

@@ -25,11 +25,7 @@ func Pod(c *netconf.Conf, uplinks []netconf.Uplink, pair *veth.Pair, addrs []net
 		ForgetAddrs(addrs)
 		return nil
 	}
-	d, err := datapath.Ensure(datapath.DefaultDir, datapath.Settings{
-		Revalidate:  c.FastPath.Revalidate,
-		MaxFlows:    c.FastPath.MaxFlows,
-		ExcludeMark: c.FastPath.ExcludeMark,
-	})
+	d, err := ensure(c)
 	if err != nil {
 		ForgetAddrs(addrs)
 		return err
@@ -42,6 +38,29 @@ func Pod(c *netconf.Conf, uplinks []netconf.Uplink, pair *veth.Pair, addrs []net
 		attachUplinks(d, uplinks, c.FastPath.Mode),
 		d.AttachPod(pair.HostIndex, pod),
 	)
+}
+
+// Node loads the programs where that is still to be done, and attaches them to the uplinks,
+// for those who do not wait for the first pod. Where the configuration switches the fast
+// path off, it does nothing.
+func Node(c *netconf.Conf, uplinks []netconf.Uplink) error {
+	if c.FastPath.Mode == netconf.ModeOff {
+		return nil
+	}
+	d, err := ensure(c)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return errors.Join(datapath.EnsureLiberal(), attachUplinks(d, uplinks, c.FastPath.Mode))
+}
+
+func ensure(c *netconf.Conf) (*datapath.Datapath, error) {
+	return datapath.Ensure(datapath.DefaultDir, datapath.Settings{
+		Revalidate:  c.FastPath.Revalidate,
+		MaxFlows:    c.FastPath.MaxFlows,
+		ExcludeMark: c.FastPath.ExcludeMark,
+	})
 }
 
 // Wanted says whether the pod is to have a fast path in some direction.

@@ -79,13 +79,18 @@ type Result struct {
 	// Native and Tunnelled count the other nodes' ranges by the way to them. Left are
 	// those that TunnelNever leaves to the routers between.
 	Native, Tunnelled, Left int
+	// Unknown says for each range to which no way was found why that is so.
+	Unknown []error
 }
 
 // Apply brings the kernel in line with the cluster. It changes only what differs, never
-// takes a route away before its successor is there, and goes on after an error: what
-// belongs to a node of which something could not be found out stays as it is.
+// takes a route away before its successor is there, and goes on after an error. A range to
+// which no way is found now is no error: what was made for it before stays as it is.
 func Apply(cfg Config, self Node, others []Node) (Result, error) {
 	p, failed := newPlan(cfg, self, others)
+	if failed != nil {
+		return Result{}, failed
+	}
 	tunnel, err := p.syncTunnel()
 	failed = errors.Join(failed, err)
 	failed = errors.Join(failed, p.syncRoutes(tunnel))
@@ -110,8 +115,9 @@ type plan struct {
 	cfg  Config
 	self Node
 	ways []way
-	// unknown are ranges of which it could not be found out.
+	// unknown are ranges of which it could not be found out, and why.
 	unknown []netip.Prefix
+	why     []error
 	uplinks []string
 	mtu     int // of the links
 	left    int
@@ -129,14 +135,16 @@ type way struct {
 
 func newPlan(cfg Config, self Node, others []Node) (*plan, error) {
 	p := &plan{cfg: cfg, self: self}
-	failed := p.findUplinks()
+	if err := p.findUplinks(); err != nil {
+		return nil, err
+	}
 	for _, c := range claims(self, others) {
 		if err := p.add(c.node, c.dst); err != nil {
 			p.unknown = append(p.unknown, c.dst)
-			failed = errors.Join(failed, fmt.Errorf("find the way to pods %s of node %q: %w", c.dst, c.node.Name, err))
+			p.why = append(p.why, fmt.Errorf("find the way to pods %s of node %q: %w", c.dst, c.node.Name, err))
 		}
 	}
-	return p, failed
+	return p, nil
 }
 
 type claim struct {
@@ -262,7 +270,7 @@ func (p *plan) podRanges() []netip.Prefix {
 }
 
 func (p *plan) result(t *tunnel) Result {
-	r := Result{MTU: p.mtu, Uplinks: p.uplinks, Left: p.left}
+	r := Result{MTU: p.mtu, Uplinks: p.uplinks, Left: p.left, Unknown: p.why}
 	for _, w := range p.ways {
 		if w.tunnel {
 			r.Tunnelled++

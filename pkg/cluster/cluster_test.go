@@ -328,8 +328,8 @@ func TestUnknownStays(t *testing.T) {
 	s.mustApply("n1", auto(), "n3")
 	fdb := s.run(h, "bridge fdb show dev xveth-vxlan")
 	s.run(h, "ip route del default")
-	if _, err := s.apply("n1", auto(), "n3"); err == nil {
-		t.Error("there is no way to n3, and no error")
+	if r := s.mustApply("n1", auto(), "n3"); len(r.Unknown) != 2 {
+		t.Errorf("there is no way to n3, and it says %v", r.Unknown)
 	}
 	if got := s.run(h, "bridge fdb show dev xveth-vxlan"); got != fdb {
 		t.Errorf("the tunnel forgot: %s", got)

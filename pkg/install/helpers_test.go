@@ -83,7 +83,7 @@ func listOf(t *testing.T, subnets ...string) []byte {
 	for _, s := range subnets {
 		all = append(all, netip.MustParsePrefix(s))
 	}
-	text, err := Generate("pods", all)
+	text, err := Generate(ListOptions{Name: "pods", Subnets: all, Masquerade: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,8 +5,11 @@ package ipam
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 
@@ -73,6 +76,38 @@ func withDead(c *netconf.Conf, dead Dead, do func(string, []reservation) error) 
 		return !ok || !dead(id, ifname, r.addr)
 	})
 	return len(rs), do(dir, rs)
+}
+
+// Lease is an address that an attachment has.
+type Lease struct {
+	ContainerID, IfName string
+	Addr                netip.Addr
+}
+
+// Leases lists the addresses that attachments have, where host-local manages them. It does
+// not wait for an ADD that is under way.
+func Leases(c *netconf.Conf) ([]Lease, error) {
+	if c.IPAMType != hostLocal {
+		return nil, nil
+	}
+	dir, err := storeDir(c)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	rs, err := reservations(dir)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]Lease, 0, len(rs))
+	for _, r := range rs {
+		if id, ifname, ok := strings.Cut(r.key, disk.LineBreak); ok {
+			all = append(all, Lease{id, ifname, r.addr})
+		}
+	}
+	return all, nil
 }
 
 // lockName names the lock of a store. It is not the reference plugins', which others hold

@@ -9,8 +9,9 @@ import (
 
 // A network's name is never empty: these stand for the node itself.
 const (
-	node      = ""
-	nodeChain = "masq-node"
+	node        = ""
+	nodeChain   = "masq-node"
+	nodeComment = "xveth node"
 )
 
 // ReplaceNode makes source NAT work for the pods of a cluster's node: a packet from one of

@@ -177,6 +177,9 @@ func chainName(network string) string {
 
 // comment is the rule's user data, which nft shows as a comment.
 func comment(network string) []byte {
+	if network == node {
+		return userdata.AppendString(nil, userdata.TypeComment, nodeComment)
+	}
 	return userdata.AppendString(nil, userdata.TypeComment, ownerPrefix+network)
 }
 

@@ -119,8 +119,7 @@ func (m *maker) configureHost() error {
 	}
 	for _, a := range m.Addresses {
 		dst := a.Prefix.Addr()
-		r := &netlink.Route{LinkIndex: m.pair.HostIndex, Dst: ipNet(single(dst)), Scope: netlink.SCOPE_LINK}
-		err := m.host.RouteAdd(r)
+		err := m.host.RouteAdd(podRoute(m.pair.HostIndex, dst))
 		if errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("%w: the host has a route to %s%s: DEL the attachment that it belongs to", ErrConflict, dst, m.routeOwner(dst))
 		}
@@ -129,6 +128,30 @@ func (m *maker) configureHost() error {
 		}
 	}
 	return nil
+}
+
+// podRoute leads to a pod by the host's end of its pair.
+func podRoute(hostIndex int, pod netip.Addr) *netlink.Route {
+	return &netlink.Route{LinkIndex: hostIndex, Dst: ipNet(single(pod)), Scope: netlink.SCOPE_LINK}
+}
+
+// EnsureRoutes puts back the routes to the addresses of a pod that the host has lost, and
+// returns how many. One that is there stays as it is, whoever's it is.
+func EnsureRoutes(hostIndex int, addrs []netip.Addr) (int, error) {
+	n := 0
+	for _, a := range addrs {
+		err := netlink.RouteAdd(podRoute(hostIndex, a))
+		switch {
+		case errors.Is(err, unix.EEXIST):
+		case errors.Is(err, unix.ENODEV): // the pod has gone meanwhile
+			return n, nil
+		case err != nil:
+			return n, fmt.Errorf("add route to %s on interface %d: %w", a, hostIndex, err)
+		default:
+			n++
+		}
+	}
+	return n, nil
 }
 
 // routeOwner names the device that leads to an address, for an error text.

@@ -39,6 +39,13 @@ build: ## build the binaries into bin/ (needs Go only)
 	@mkdir -p bin
 	$(GOBUILD) -o bin/ $(addprefix ./,$(PLUGINS) $(COMMANDS))
 
+IMAGE ?= ghcr.io/xveth/xvethd:$(VERSION)
+DOCKER ?= $(if $(shell command -v docker),docker,podman)
+
+.PHONY: image
+image: build ## build the image of xvethd (IMAGE=name:tag; needs docker or podman)
+	$(DOCKER) build -t $(IMAGE) -f cmd/xvethd/Dockerfile .
+
 .PHONY: man
 man: build ## write the manual pages of xvethctl into .cache/man
 	bin/xvethctl man $(CACHE)/man

@@ -74,6 +74,14 @@ as XVETHD_TUNNEL. What xvethd has made stays when it ends; "xvethd remove" takes
 		return nil
 	}
 	root.AddCommand(&cobra.Command{
+		Use:   "prepare",
+		Short: "Do what only a privileged container may",
+		Long: `Mount a BPF file system at /sys/fs/bpf, if there is none, and set
+net.netfilter.nf_conntrack_tcp_be_liberal. Run before xvethd, which then needs fewer
+privileges.`,
+		Args: noArgs,
+		RunE: func(*cobra.Command, []string) error { return prepare() },
+	}, &cobra.Command{
 		Use:   "remove",
 		Short: "Take away what xvethd has made on this node",
 		Long: `Remove the network list, the plugins, routes, tunnel and masquerade that xvethd has made,

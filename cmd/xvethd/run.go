@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -56,6 +58,22 @@ func apiConfig(o *agent.Options) (*rest.Config, error) {
 	api.ContentType = "application/vnd.kubernetes.protobuf"
 	api.UserAgent = "xvethd/" + version
 	return api, nil
+}
+
+// prepare does what xvethd needs more privileges for than it has.
+func prepare() error {
+	dir := filepath.Dir(datapath.DefaultDir)
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		return fmt.Errorf("look for a BPF file system at %s: %w", dir, err)
+	}
+	if fs.Type != unix.BPF_FS_MAGIC {
+		if err := unix.Mount("bpf", dir, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
+			return fmt.Errorf("mount a BPF file system at %s: %w", dir, err)
+		}
+		slog.Info("Mounted a BPF file system.", "at", dir)
+	}
+	return datapath.EnsureLiberal()
 }
 
 func remove(o *agent.Options) error {

@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -133,13 +131,6 @@ func (p *plan) ensureDevice(w way) (netlink.Link, error) {
 			return nil, fmt.Errorf("set its MTU to %d: %w", want.MTU, err)
 		}
 		have.MTU = want.MTU
-	}
-	// There is nobody on it who would answer.
-	for _, s := range []string{"accept_dad", "accept_ra", "router_solicitations"} {
-		err := os.WriteFile(filepath.Join("/proc/sys/net/ipv6/conf", DeviceName, s), []byte("0"), 0)
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return nil, fmt.Errorf("set %s: %w", s, err)
-		}
 	}
 	if err := netlink.LinkSetUp(have); err != nil {
 		return nil, fmt.Errorf("set it up: %w", err)

@@ -21,6 +21,8 @@ import (
 	"time"
 
 	"github.com/google/nftables"
+
+	"github.com/xveth/xveth/pkg/internal/nftlink"
 )
 
 // tableName is our table, of family inet.
@@ -42,7 +44,7 @@ var (
 	// ErrMissing says that something Check looked for is not there.
 	ErrMissing = errors.New("missing")
 	// ErrNotSupported says that the kernel lacks a part of nftables.
-	ErrNotSupported = errors.New("not supported by the kernel")
+	ErrNotSupported = nftlink.ErrNotSupported
 	// ErrNotOwner says that the chain's name is taken by another network.
 	ErrNotOwner = errors.New("chain belongs to another network")
 )
@@ -108,7 +110,7 @@ func Has(network string) (bool, error) {
 	if s == nil {
 		return false, err
 	}
-	defer s.close()
+	defer s.Close()
 	t, err := s.table()
 	if err != nil || t == nil {
 		return false, ignore(err, ErrNotSupported)
@@ -117,7 +119,7 @@ func Has(network string) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("look for the masquerade of network %q: %w", network, err)
 	}
-	return c != nil || t.use == 0, nil
+	return c != nil || t.Use == 0, nil
 }
 
 // openIfSupported returns nil where there is no nftables at all.
@@ -126,8 +128,8 @@ func openIfSupported() (*session, error) {
 	if err != nil {
 		return nil, ignore(err, ErrNotSupported)
 	}
-	if _, err := s.generation(); err != nil { // tells whether there is
-		s.close()
+	if _, err := s.Generation(); err != nil { // tells whether there is
+		s.Close()
 		return nil, ignore(err, ErrNotSupported)
 	}
 	return s, nil
@@ -139,8 +141,8 @@ func Networks() ([]string, error) {
 	if s == nil {
 		return nil, err
 	}
-	defer s.close()
-	chains, err := s.lib.ListChainsOfTableFamily(nftables.TableFamilyINet)
+	defer s.Close()
+	chains, err := s.Lib.ListChainsOfTableFamily(nftables.TableFamilyINet)
 	if err != nil {
 		return nil, fmt.Errorf("list nftables chains: %w", err)
 	}
@@ -206,7 +208,7 @@ func canonical(ps []netip.Prefix) []netip.Prefix {
 type state struct {
 	network string
 	gen     uint32
-	table   *table
+	table   *nftlink.Table
 	chain   *chain
 	rules   []*nftables.Rule
 }
@@ -219,7 +221,7 @@ func look(network string, f func(*session, *state) error) error {
 	if err != nil {
 		return err
 	}
-	defer s.close()
+	defer s.Close()
 	now, err := s.read(network)
 	if err != nil {
 		return err
@@ -230,7 +232,7 @@ func look(network string, f func(*session, *state) error) error {
 func (s *session) read(network string) (*state, error) {
 	now := &state{network: network}
 	var err error
-	if now.gen, err = s.generation(); err != nil {
+	if now.gen, err = s.Generation(); err != nil {
 		return nil, err
 	}
 	if now.table, err = s.table(); err != nil {
@@ -246,7 +248,7 @@ func (s *session) read(network string) (*state, error) {
 			return nil, err
 		}
 	}
-	gen, err := s.generation()
+	gen, err := s.Generation()
 	if err != nil {
 		return nil, err
 	}
@@ -263,7 +265,7 @@ func (s *session) read(network string) (*state, error) {
 // of thousands.
 func (s *session) rules(chain string) ([]*nftables.Rule, error) {
 	t := &nftables.Table{Name: tableName, Family: nftables.TableFamilyINet}
-	rules, err := s.lib.GetRules(t, &nftables.Chain{Name: chain, Table: t})
+	rules, err := s.Lib.GetRules(t, &nftables.Chain{Name: chain, Table: t})
 	if err != nil {
 		return nil, fmt.Errorf("read rules of chain %q: %w", chain, err)
 	}
@@ -294,7 +296,7 @@ func (now *state) check(subnets []netip.Prefix) error {
 	switch {
 	case now.table == nil:
 		return fmt.Errorf("table inet %s: %w", tableName, ErrMissing)
-	case now.table.dormant():
+	case now.table.Dormant():
 		return fmt.Errorf("table inet %s is dormant: effect of its rules: %w", tableName, ErrMissing)
 	case now.chain == nil:
 		return fmt.Errorf("chain %q: %w", chainName(now.network), ErrMissing)
@@ -325,7 +327,7 @@ func ensureOnce(network string, subnets []netip.Prefix) error {
 
 // replace puts the rules in the place of those of the chain, unless they are there.
 func (now *state) replace(s *session, want []rule) error {
-	if now.chain.ok() && !now.table.dormant() && now.equal(want) {
+	if now.chain.ok() && !now.table.Dormant() && now.equal(want) {
 		return nil
 	}
 	var b batch
@@ -337,11 +339,9 @@ func (now *state) replace(s *session, want []rule) error {
 	b.addChain(name)
 	b.flushChain(name)
 	for _, r := range want {
-		if err := b.addRule(name, r, comment(now.network)); err != nil {
-			return err
-		}
+		b.addRule(name, r, comment(now.network))
 	}
-	return s.commit(now.gen, &b)
+	return s.Commit(now.gen, &b.Batch)
 }
 
 func removeOnce(s *session, now *state) error {
@@ -349,7 +349,7 @@ func removeOnce(s *session, now *state) error {
 		return nil
 	}
 	var b batch
-	left := now.table.use
+	left := now.table.Use
 	if now.chain != nil {
 		b.deleteChain(chainName(now.network))
 		left--
@@ -358,10 +358,10 @@ func removeOnce(s *session, now *state) error {
 	if left == 0 {
 		b.deleteTable()
 	}
-	if b.empty() {
+	if b.Empty() {
 		return nil
 	}
-	return s.commit(now.gen, &b)
+	return s.Commit(now.gen, &b.Batch)
 }
 
 // untilStable repeats f while others change the rules under it.

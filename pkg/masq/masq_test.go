@@ -97,8 +97,8 @@ func generation(t *testing.T) uint32 {
 	t.Helper()
 	s, err := open()
 	must(t, err)
-	defer s.close()
-	gen, err := s.generation()
+	defer s.Close()
+	gen, err := s.Generation()
 	must(t, err)
 	return gen
 }
@@ -405,13 +405,13 @@ func TestCommitRefusesOldGeneration(t *testing.T) {
 	inNamespace(t)
 	s, err := open()
 	must(t, err)
-	defer s.close()
-	gen, err := s.generation()
+	defer s.Close()
+	gen, err := s.Generation()
 	must(t, err)
 	nft(t, "add", "table", "ip", "x")
 	var b batch
 	b.addTable()
-	if err := s.commit(gen, &b); !errors.Is(err, syscall.ERESTART) {
+	if err := s.Commit(gen, &b.Batch); !errors.Is(err, syscall.ERESTART) {
 		t.Errorf("commit on an old generation: %v, want ERESTART", err)
 	}
 }
@@ -421,13 +421,13 @@ func TestStepNamesMissingPart(t *testing.T) {
 	var b batch
 	b.addTable()
 	b.addChain("c")
-	must(t, b.addRule("c", rule{prefixes("10.1.0.0/16")[0], true}, nil))
+	b.addRule("c", rule{prefixes("10.1.0.0/16")[0], true}, nil)
 	for i, want := range []string{"CONFIG_NF_TABLES_INET", "CONFIG_NFT_NAT", "CONFIG_NFT_MASQ"} {
-		err := b.steps[i].explain(syscall.ENOENT)
+		err := b.Steps()[i].Explain(syscall.ENOENT)
 		if !errors.Is(err, ErrNotSupported) || !strings.Contains(err.Error(), want) || transient(err) {
 			t.Errorf("step %d: %v, want %s", i, err, want)
 		}
-		if err := b.steps[i].explain(syscall.EPERM); errors.Is(err, ErrNotSupported) {
+		if err := b.Steps()[i].Explain(syscall.EPERM); errors.Is(err, ErrNotSupported) {
 			t.Errorf("step %d: EPERM taken for a missing part: %v", i, err)
 		}
 	}
